@@ -33,7 +33,7 @@ from coordinator.services.artifacts.deliveries import Deliveries
 from coordinator.services.artifacts.disk_space import Room
 from coordinator.services.artifacts.evaluations import Evaluations, TaskRunner
 from coordinator.services.artifacts.file_ownership import FileOwnership
-from coordinator.services.artifacts.inference import Generator, Trials
+from coordinator.services.artifacts.inference import Generator, InferenceTrials
 from coordinator.services.artifacts.models import ModelWorkshop, TrainerTools
 from coordinator.services.artifacts.output_buckets import OutputBuckets, OutsideBuckets
 from coordinator.services.artifacts.outputs import JobOutputs
@@ -48,7 +48,7 @@ from coordinator.services.audits.deadlines import Deadlines
 from coordinator.services.audits.disputes import DisputeService, Judge, Referee
 from coordinator.services.audits.late_openings import Returns
 from coordinator.services.audits.operator_audits import Looks
-from coordinator.services.audits.sampling import Drawing
+from coordinator.services.audits.sampling import AuditSampling
 from coordinator.services.audits.verification import Verification
 from coordinator.services.core.context import Context
 from coordinator.services.core.egress import outside_session
@@ -57,17 +57,17 @@ from coordinator.services.core.logs import JobLogs
 from coordinator.services.core.notifications import NoticeDelivery, OpenSession
 from coordinator.services.core.store_retry import Patience
 from coordinator.services.core.unit_of_work import JobDesk
-from coordinator.services.drivers.bonded_disputes import Bonds
-from coordinator.services.drivers.draw_blocks import Beacons
-from coordinator.services.drivers.maintenance import Upkeep
-from coordinator.services.drivers.node_protocol import Conversation
-from coordinator.services.jobs.idempotency import Replays
+from coordinator.services.drivers.bonded_disputes import BondedDisputes
+from coordinator.services.drivers.draw_blocks import DrawBlocks
+from coordinator.services.drivers.maintenance import Maintenance
+from coordinator.services.drivers.node_protocol import NodeProtocol
+from coordinator.services.jobs.idempotency import IdempotentAnswers
 from coordinator.services.jobs.jobs import JobService
 from coordinator.services.jobs.unpaid import Unpaid
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.machine_days import MachineDays
 from coordinator.services.network.nodes import Nodes
-from coordinator.services.network.relay_assignment import Handout
+from coordinator.services.network.relay_assignment import RelayAssignment
 from coordinator.services.network.relays import Relays
 from coordinator.services.operation.operator_service import OperatorService
 from coordinator.services.payments.chain import ChainPort, LedgerChain
@@ -94,9 +94,11 @@ from coordinator.services.views.ledger_views import BookService
 from coordinator.services.views.market_views import MarketService, nobody_looks
 from coordinator.services.views.network_views import NetworkService
 from coordinator.services.views.vital_signs import VitalSigns
+from coordinator.store.noticing import NoticingStore
 from coordinator.store.ownership import Ownership
 from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
+from coordinator.store.together import at_one_moment
 from coordinator.web import application
 from coordinator.web.auth import Auth
 from coordinator.web.connections import IDLE_S, Connections, is_anywhere, listen
@@ -127,24 +129,24 @@ class CoordinatorParts:
     leases: Leases
     nodes: Nodes
     runs: Runs
-    conversation: Conversation
+    conversation: NodeProtocol
     settlement: Settlement
     funding: FundingService
     lanes: Lanes
-    beacons: Beacons
+    draw_blocks: DrawBlocks
     referee: Referee
-    bonds: Bonds
+    bonds: BondedDisputes
     canaries: Canaries
-    upkeep: Upkeep
+    upkeep: Maintenance
     jobs: JobService
     network: NetworkService
     market: MarketService
     books: BookService
-    leavings: JobOutputs
+    outputs: JobOutputs
     notice_settings: NoticeService
     notices: NoticeDelivery
     relays: Relays
-    handout: Handout
+    relay_assignment: RelayAssignment
     patience: Patience
     stakes: StakeService
     withdrawals: WithdrawalService
@@ -166,6 +168,7 @@ class CoordinatorParts:
 
     async def recover(self) -> None:
         """Continue what an earlier process left in the database, or this one before it was away."""
+        self.desk.forget()
         await self.leases.recover()
         await self.nodes.recover()
         await self.upkeep.recover()
@@ -182,7 +185,7 @@ class CoordinatorParts:
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "upkeep": self.upkeep.run,
             "payments": self.lanes.run,
-            "beacons": self.beacons.run,
+            "draw-blocks": self.draw_blocks.run,
             "referee": self.referee.run,
             "bonds": self.bonds.run,
             "canaries": self.canaries.run,
@@ -203,7 +206,7 @@ class CoordinatorParts:
             "unpaid": self.unpaid.run,
             "forgetting": self.forgetting.run,
             "machine-days": self.days.run,
-            "ice-servers": self.handout.watch,
+            "ice-servers": self.relay_assignment.watch,
         }
         loops |= {} if self.checks is None else {"checks": self.checks.run}
         return loops | ({} if self.vital_signs is None else {"vital-signs": self.vital_signs.run})
@@ -219,7 +222,7 @@ class _Rounds:
     """What plans, checks and pays the rounds of jobs."""
 
     watching: Watching
-    drawing: Drawing
+    drawing: AuditSampling
     disputes: DisputeService
     verification: Verification
     promises: PromiseService
@@ -245,13 +248,13 @@ def _rounds(
     deadlines = Deadlines(context, nodes, links)
     disputes = DisputeService(context, nodes, deadlines)
     watching = Watching(context.config, nodes)
-    drawing = Drawing(context, watching, deadlines)
+    drawing = AuditSampling(context, watching, deadlines)
     boundaries = Boundaries(context, nodes, leases, drawing)
     verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
     promises = PromiseService(context, chain)
     settlement = Settlement(context, desk, promises)
     funding = FundingService(desk, chain, coordinator, settlement)
-    lanes = Lanes(context, desk, chain, promises, Confirmations(context, desk, chain, promises, funding))
+    lanes = Lanes(context, desk, chain, promises, Confirmations(desk, chain, promises, funding))
     looks = Looks(context, desk, nodes, leases)
     context.metrics.watch(looks.gauges)
     homes = Homes(context, desk, nodes)
@@ -285,7 +288,7 @@ def assemble(
     key: NodeKey | None = None,
 ) -> CoordinatorParts:
     """Wire the services; nothing runs yet. ``key``: by which the coordinator proves to nodes who it is."""
-    context = Context(config, clock, store, entropy)
+    context = Context(config, clock, NoticingStore(store), entropy)
     leases = Leases(context)
     desk = JobDesk(context, leases)
     links = Links(context)
@@ -296,7 +299,7 @@ def assemble(
     rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays, artifacts)
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
     referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
-    beacons = Beacons(context, desk, drawing, runs, chain)
+    draw_blocks = DrawBlocks(context, desk, drawing, runs, chain)
     logs = JobLogs(context)
     deliveries = deliveries or Deliveries(store, clock)
     doors = ArtifactAccess(context, nodes, deliveries, room, open_arrays)
@@ -305,29 +308,35 @@ def assemble(
     private = PrivateSessions(context, nodes, rounds.homes, relays)
     kinds = (ElementResults(context, artifacts, deliveries), Federations(context, desk, runs))
     proofs = AnswerProofs(context, desk, nodes, rounds.deployments, generator)
-    conversation = Conversation(*talk, rounds.watching, doors, returns, rounds.homes, proofs, private, *kinds)
+    conversation = NodeProtocol(*talk, rounds.watching, doors, returns, rounds.homes, proofs, private, *kinds)
     open_arrays.attend(desk)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
-    upkeep = Upkeep(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
+    upkeep = Maintenance(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
     checkpoints = Checkpoints(context, artifacts, models)
     unpaid = Unpaid(context, desk, runs, rounds.funding, artifacts, artifacts.total if room is not None else _endless)
     asked = (context, desk, nodes, links, runs, rounds.funding, chain, models, artifacts, checkpoints)
     jobs = JobService(*asked, coordinator, test_wallet, conversation.traffic, unpaid, rounds.homes)
-    handout = Handout(context, leases, nodes, relays, links)
+    relay_assignment = RelayAssignment(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
     days = MachineDays(context, nodes)
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator, days)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
-    asking = Trials(context, checkpoints, generator, rounds.homes)
-    leavings = JobOutputs(checkpoints, asking, logs, StepOpenings(context, artifacts), buckets)
+    asking = InferenceTrials(context, checkpoints, generator, rounds.homes)
+    outputs = JobOutputs(checkpoints, asking, logs, StepOpenings(context, artifacts), buckets)
     notices = NoticeDelivery(
         context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail
     )
     work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
-    found = (beacons, referee, Bonds(context, desk, chain, drawing), Canaries(context, desk, forger))
-    shown = (upkeep, jobs, network, market, books, leavings)
-    told = (NoticeService(context, config.mail is not None), notices, relays, handout, Patience(clock, context.metrics))
+    found = (draw_blocks, referee, BondedDisputes(context, desk, chain, drawing), Canaries(context, desk, forger))
+    shown = (upkeep, jobs, network, market, books, outputs)
+    told = (
+        NoticeService(context, config.mail is not None),
+        notices,
+        relays,
+        relay_assignment,
+        Patience(clock, context.metrics),
+    )
     money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
     files = (doors, keeping := Keeping(context, artifacts, checkpoints.folders), unpaid)
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
@@ -366,7 +375,7 @@ async def build(
         clock = clock or SystemClock()
         artifacts = await stack.enter_async_context(store_of(config, clock, key.address))
         room = Room(config.data)
-        files = FileOwnership(store, clock, artifacts.total)
+        files = FileOwnership(store, clock, artifacts.total, config.retention.uploads)
         uploads = UploadService(config.data / "uploads", artifacts, clock, kept=files, room=room)
         tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         engines = Engines(tools.served)
@@ -390,6 +399,7 @@ async def build(
             sponsor=sponsor,
             key=key,
         )
+        stack.push_async_callback(parts.desk.close)
         budgets = Budgets(store, clock)
         signs = VitalSigns(parts.context, parts.nodes, parts.leases, sponsor, artifacts)
         checks = DatasetChecks(config.data / "checks", artifacts, tools, budgets)
@@ -425,7 +435,7 @@ def add_interface(
         parts.network,
         parts.market,
         parts.books,
-        parts.leavings,
+        parts.outputs,
         parts.notice_settings,
         uploads,
         checks,
@@ -439,8 +449,9 @@ def add_interface(
         parts.elements,
         context.config.data / "downloads",
         context.config.public_url,
+        partial(at_one_moment, context.store),
     )
-    application.setup(app, services, parts.nodes.authorise, auth, Replays(context.store, context.clock))
+    application.setup(app, services, parts.nodes.authorise, auth, IdempotentAnswers(context.store, context.clock))
     return services
 
 

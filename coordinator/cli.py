@@ -20,7 +20,7 @@ from common.terminal import complain, say
 from common.token_worth import TokenWorth
 from common.urls import is_loopback, parse_url, split
 from coordinator.app import serve
-from coordinator.config import Config, MailConfig, OfferedTasks, TurnRelay
+from coordinator.config import Config, MailConfig, OfferedTasks, RetentionPolicy, TurnRelay
 from coordinator.domain.lenders import LendersListError
 from coordinator.errors import InvalidError, StoreAwayError, StoreError, UnavailableError
 from coordinator.services.artifacts.bucket.address import parse_bucket
@@ -32,6 +32,7 @@ from coordinator.settings import (
     DATABASE_URL,
     SettingError,
     add_identity,
+    add_retention,
     database_of,
     identity_of,
     secret_in,
@@ -129,6 +130,7 @@ def _config(options: argparse.Namespace) -> Config:
         store=options.store,
         store_gigabytes=options.store_gigabytes,
         store_cache_gigabytes=options.store_cache_gigabytes,
+        retention=RetentionPolicy(options.keep_job_files, options.keep_uploads),
         test_wallet=not options.no_test_wallet,
         open=_open(options),
         sign_up=not options.no_sign_up,
@@ -197,6 +199,7 @@ def _parser() -> argparse.ArgumentParser:
     password = "the database's password, where the address has none"  # noqa: S105 - says what it is for.
     add("--database-password-file", type=Path, metavar="FILE", env_var=DATABASE_PASSWORD, help=password)
     _add_store(parser)
+    add_retention(parser)
     add("--no-test-wallet", action="store_true", help="every job is funded by its submitter's own wallet")
     add("--lease-seconds", type=_positive, default=default.lease_seconds, help="silence after which a node has left")
     away = "an audit waits as long, in sum, for a node whose line is away, and takes its opening when it is back (%(default)s)"

@@ -21,6 +21,14 @@ class OfferedTasks:
 
 
 @dataclass(frozen=True)
+class RetentionPolicy:
+    """For how many days files stay. ``job_files``: of a job that was paid for, after its end; ``uploads``: after they came."""
+
+    job_files: int = 30  # A submitter has looked at a job by then, and doubted it, or not.
+    uploads: int = 30
+
+
+@dataclass(frozen=True)
 class TurnRelay:
     """A relay that does not report, such as a coturn run elsewhere.
 
@@ -77,6 +85,7 @@ class Config:
         store_gigabytes: that the bucket may hold; what an account may have here is a share of it.
         store_cache_gigabytes: of the bucket's artifacts that stay in the data folder too, while nobody works on them.
         ledger_program, ledger_mint: None asks the ledger, which only the embedded one answers.
+        retention: for how long files stay that nothing at work needs (``services.artifacts.retention``).
         test_wallet: the coordinator funds jobs without a submitter from a wallet of its own (embedded ledger only).
         open: no sign-in: whoever reaches the port is the built-in account; only on a loopback address.
         sign_up: strangers may make accounts; whom the identity provider vouches for is none.
@@ -131,6 +140,7 @@ class Config:
     store: str | None = None
     store_gigabytes: int = 1_000
     store_cache_gigabytes: int = 20
+    retention: RetentionPolicy = RetentionPolicy()
     test_wallet: bool = True
     open: bool = False
     sign_up: bool = True

@@ -5,6 +5,7 @@ CottageError
 ├── InvalidError             422   a document, a config, a dataset, a value out of its bounds
 │   ├── KeyReusedError             an idempotency key that was another request's
 │   ├── PromptTooLongError         more than the model can read
+│   ├── NoTemplateError            messages, for a model that has no chat template
 │   └── TookTooLongError           it would take more time than there is for it, and as long the next time
 ├── TooLargeError            413
 ├── ConflictError            409   not possible in this state: illegal transition, wrong offset, duplicate
@@ -20,6 +21,7 @@ CottageError
 ├── UnavailableError         503   the ledger or the network cannot do it now
 │   └── StoreAwayError             the database does not answer now, for a while; ``retry_s``: when to come back
 │       └── FilesAwayError         nor does the bucket that files lie in
+│   └── UnableError                it was tried and failed, or can never be: asking again as it is would not help
 └── StoreError               500   the database cannot be used until somebody has seen to it
 """
 
@@ -55,6 +57,10 @@ class InvalidError(CottageError):
 
 class PromptTooLongError(InvalidError):
     code = "context_length_exceeded"
+
+
+class NoTemplateError(InvalidError):
+    code = "no_chat_template"
 
 
 class TookTooLongError(InvalidError):
@@ -111,6 +117,12 @@ class FullError(CottageError):
 
 class UnavailableError(CottageError):
     status, code = 503, "unavailable"
+
+
+class UnableError(UnavailableError):
+    """Programs that ask again by themselves are told not to."""
+
+    code = "unable"
 
 
 class StoreAwayError(UnavailableError):

@@ -4,6 +4,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 from aiohttp import ClientTimeout, DummyCookieJar, TCPConnector, web
@@ -21,10 +22,11 @@ from coordinator.services.artifacts.outputs import JobOutputs
 from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.core.context import Context
 from coordinator.services.core.logs import JobLogs
-from coordinator.services.jobs.idempotency import Replays
+from coordinator.services.jobs.idempotency import IdempotentAnswers
 from coordinator.services.jobs.jobs import JobService
 from coordinator.services.views.ledger_views import BookService
 from coordinator.store.reading import ReadingStore
+from coordinator.store.together import at_one_moment
 from coordinator.web import application
 from coordinator.web.auth import Auth
 from coordinator.web.fronts.far import AwayPort, FarChain, FarMarket, FarNetwork, FarWithdrawals, absent, elsewhere
@@ -60,7 +62,7 @@ async def front_of(
         line = LineToWork(door, seal, http, context.bus, store.fits)
         app = web.Application(middlewares=[Leading(line, seal, config.behind_proxy).lead])
         auth = Auth(store, clock, config, budgets=Budgets(store, clock))
-        application.setup(app, _services(context, line, key.address), elsewhere, auth, Replays(store, clock))
+        application.setup(app, _services(context, line, key.address), elsewhere, auth, IdempotentAnswers(store, clock))
         following = asyncio.create_task(line.run(), name="line-to-work")
         try:
             yield app
@@ -93,13 +95,13 @@ def _services(context: Context, line: LineToWork, address: str) -> Services:
         homes=absent(),
     )
     buckets = OutputBuckets(context, port, checkpoints, absent())
-    leavings = JobOutputs(checkpoints, port, JobLogs(context), StepOpenings(context, port), buckets)
+    outputs = JobOutputs(checkpoints, port, JobLogs(context), StepOpenings(context, port), buckets)
     return Services(
         jobs=jobs,
         network=FarNetwork(line),
         market=FarMarket(line),
         books=BookService(context, chain, absent(), absent(), address, absent()),
-        leavings=leavings,
+        outputs=outputs,
         notices=NoticeService(context, context.config.mail is not None),
         uploads=port,
         checks=port,
@@ -113,4 +115,5 @@ def _services(context: Context, line: LineToWork, address: str) -> Services:
         elements=ElementBooks(context, absent(), port),
         downloads=context.config.data / "downloads",
         public_url=context.config.public_url,
+        moment=partial(at_one_moment, context.store),
     )

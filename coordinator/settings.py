@@ -9,10 +9,12 @@ from sqlalchemy.engine import make_url
 from sqlalchemy.exc import ArgumentError
 
 from common.errors import UrlError
+from common.options import whole
 from common.system_words import reason
 from common.urls import is_loopback, parse_url
-from coordinator.config import IdentityConfig
+from coordinator.config import IdentityConfig, RetentionPolicy
 from coordinator.services.accounts.identity_provider import WELL_KNOWN, check_address
+from protocol.rest.admin import LEAST_JOB_FILES_DAYS, MOST_DAYS
 
 SECRET: Final = "COTTAGE_IDENTITY_SECRET"  # noqa: S105 - where it is, and not what it is.
 DATABASE_URL: Final = "COTTAGE_DATABASE_URL"
@@ -37,6 +39,32 @@ def secret_in(option: str, file: Path) -> str:
     if not secret:
         raise SettingError(f"{option} {file} is empty: write the secret there")
     return secret
+
+
+def add_retention(parser: argparse.ArgumentParser) -> None:
+    """For how long files stay."""
+    add, default = parser.add_argument, RetentionPolicy()
+    files = "that a paid job's inputs, states and openings stay after its end (%(default)s)"
+    add("--keep-job-files", type=job_files_days, default=default.job_files, metavar="DAYS", help=files)
+    uploads = "that an uploaded file stays, and as long as a job names it (%(default)s)"
+    add("--keep-uploads", type=uploads_days, default=default.uploads, metavar="DAYS", help=uploads)
+
+
+def job_files_days(text: str) -> int:
+    """Days that a job's files stay; not less than somebody may take to run a step again."""
+    return _days(text, LEAST_JOB_FILES_DAYS)
+
+
+def uploads_days(text: str) -> int:
+    """Days that an uploaded file stays."""
+    return _days(text, 1)
+
+
+def _days(text: str, least: int) -> int:
+    value = whole(text)
+    if not least <= value <= MOST_DAYS:
+        raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose {least} to {MOST_DAYS} days")
+    return value
 
 
 def add_database(parser: argparse.ArgumentParser) -> None:

@@ -17,15 +17,17 @@ from common.console import Terminal
 from common.errors import BadAddressError, TransportError
 from common.options import decimal, whole
 from common.terminal import complain, say, say_json
+from common.urls import is_loopback
 from coordinator.client.client import Client
 from coordinator.client.commands.base import EXIT_INTERRUPTED, EXIT_REFUSED, EXIT_UNREACHABLE, EXIT_USAGE
-from coordinator.client.deployments import adapter_models
+from coordinator.client.deployments import adapter_models, never_chats
 from coordinator.client.errors import ClientError, CoordinatorAddressError, UnreachableError
 from coordinator.client.login import LoginFileError, complain_of_key, needs_key, take_token, token_of
 from coordinator.client.options import DEFAULT_SERVER, EXITS, SERVER_VARIABLE
 from cottage.private import PrivateClient
 from protocol.codec import MessageError, convert
 from protocol.identity import parse_address
+from protocol.rest.completions import MAX_TEMPERATURE
 from protocol.serving import AnsweredReport, GenerateCommand
 
 EXIT_SIGNED_OUT = 4
@@ -46,7 +48,8 @@ def main(argv: Sequence[str]) -> int:
     except ClientError as error:
         return complain_of_key(error, EXIT_SIGNED_OUT if needs_key(error) else EXIT_REFUSED)
     except TransportError as error:
-        complain("cottage ask", error)
+        way = "; nodes on this computer are asked with --loopback"
+        complain("cottage ask", f"{error}{way if is_loopback(options.server) and not options.loopback else ''}")
         return EXIT_REFUSED
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
@@ -70,7 +73,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="go on with the words; else they are a message, in the model's chat template",
     )
-    add("--node", metavar="ADDRESS", help="only this node may read them; else whoever the coordinator names")
+    add(
+        "--node",
+        metavar="ADDRESS",
+        help="talk with this node alone, else with whoever the coordinator names; where others hold the model with it, they read "
+        "some of the words",
+    )
     add("--tokens", type=whole, metavar="N", help="of the answer, at most; else as many as the model can read")
     add("--temperature", type=decimal, default=1.0, metavar="T", help="0 takes the likeliest token; default: 1")
     add("--seed", type=whole, metavar="N", help="the same one draws the same answer; else by lot")
@@ -90,6 +98,8 @@ def _command(options: argparse.Namespace) -> GenerateCommand:
     if not words.strip():
         raise MessageError("there are no words: say what the model is asked")
     what = {"prompt": words} if options.text else {"messages": [{"role": "user", "content": words}]}
+    if options.temperature > MAX_TEMPERATURE:
+        raise MessageError(f"--temperature is {options.temperature:g}, and is {MAX_TEMPERATURE:g} at most, as at /v1")
     seed = secrets.randbits(63) if options.seed is None else options.seed
     sampling = {"temperature": options.temperature, "seed": seed}
     command: GenerateCommand = convert(
@@ -118,6 +128,8 @@ async def _run(options: argparse.Namespace, command: GenerateCommand) -> int:
     async with Client(options.server, token_of(options, options.server)) as coordinator:
         if is_adapter:
             command = msgspec.structs.replace(command, adapter=await _numbered(coordinator, deployment, job))
+        elif command.messages and never_chats(await coordinator.get(deployment)):
+            raise ClientError("this model has no chat template: have it continue the text, with --text")
         async with (
             PrivateClient(coordinator, deployment, node=options.node, loopback=options.loopback, waits=_tell) as client,
             aclosing(client.ask(command)) as reports,
@@ -129,12 +141,25 @@ async def _run(options: argparse.Namespace, command: GenerateCommand) -> int:
                     text.append(report.text)
                     if not options.json:
                         out.print(report.text, end="")
-            nodes = [session.node for session in client.nodes]
+            nodes = list(dict.fromkeys(session.node for session in client.nodes))
+            beside = dict.fromkeys(node for session in client.nodes for node in session.beside if node not in nodes)
     if options.json:
         say_json(
-            {"text": "".join(text), "prompt": end.prompt, "tokens": end.tokens, "reason": end.reason, "nodes": nodes}
+            {
+                "text": "".join(text),
+                "prompt": end.prompt,
+                "tokens": end.tokens,
+                "reason": end.reason,
+                "nodes": [*nodes, *beside],
+            }
         )
         return 0
     out.print()
-    say(f"{end.tokens:,} tokens, read by {', '.join(nodes)}; the coordinator was told the counts", error=True)
+    say(f"{end.tokens:,} tokens, {_readers(nodes, list(beside))}; the coordinator was told the counts", error=True)
     return 0
+
+
+def _readers(nodes: Sequence[str], beside: Sequence[str]) -> str:
+    """Who has read the words: ``nodes`` all of them, and those ``beside`` them what goes through their layers."""
+    some = f", and in part by {', '.join(beside)}, which hold the model with it" if beside else ""
+    return f"read by {', '.join(nodes)}{some}"

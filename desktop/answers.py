@@ -369,3 +369,34 @@ class KeyWords(View, frozen=True):
     """The node's key as 24 words; only ever given over the owner's socket."""
 
     words: ShortText
+
+
+class PublisherView(View, frozen=True):
+    """Somebody whose images run here. ``since``: Unix seconds; ``own``: Cottage itself, which stays."""
+
+    key: str
+    name: str
+    since: float = 0.0
+    own: bool = False
+
+
+class AskedImage(View, frozen=True):
+    """An image that a job has asked this computer to run: what it is, whose, and what it asked for.
+
+    ``size``: bytes, unpacked; ``accepted``: its publisher is; ``here``: the engine has it.
+    """
+
+    name: str
+    publisher: str
+    size: int
+    memory_mb: int
+    gpu: bool
+    accepted: bool
+    here: bool
+
+
+class PublishersView(View, frozen=True):
+    """Whose images run here, and which were asked for, the latest first."""
+
+    publishers: tuple[PublisherView, ...]
+    images: tuple[AskedImage, ...] = ()

@@ -25,6 +25,8 @@ AuditId = Annotated[str, Meta(pattern=ID_PATTERN)]
 UploadId = Annotated[str, Meta(pattern=ID_PATTERN)]
 
 Digest = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}$")]
+NOT_SENT = "0" * 64
+"""What a document that is only priced names in the place of weights that are not sent yet; no file has this digest."""
 """SHA-256 in hexadecimal: the name of an artifact, the root of a Merkle tree, the hash of a state."""
 
 Fence = Annotated[int, Meta(ge=1, le=2**63 - 1)]

@@ -59,8 +59,8 @@ class Refusal:
     def __str__(self) -> str:
         if self.own:
             return f"{self.field}: {self.words}" if self.field else self.words
-        place = self.field.replace("[...]", " (one of its entries)")
-        return f"{place or 'it'} {self.words}"
+        named = f"it{self.field}" if self.field.startswith("[") else self.field
+        return f"{named.replace('[...]', ' (one of its entries)') or 'it'} {self.words}"
 
 
 def refusal(said: str, kind: Any, value: Any = None) -> Refusal:
@@ -69,6 +69,9 @@ def refusal(said: str, kind: Any, value: Any = None) -> Refusal:
     Args:
         value: the plain data that were refused, where they are at hand: the one in question is then shown.
     """
+    text, at_a_name, path = said.partition(" - at `key` in `$")
+    if at_a_name:
+        return Refusal(path.rstrip("`").lstrip("."), f"has a name that {_wanted(text)}")
     text, _, path = said.partition(" - at `$")
     field = path.rstrip("`").lstrip(".")
     here = list(_types_at(kind, field))

@@ -17,6 +17,7 @@ MAX_TOKENS = 1 << 20  # Of an answer; its model reads fewer.
 MAX_STOPS, MAX_STOP = 4, 200
 LONGEST = 8192  # Tokens of a prompt with its answer where nobody asks for less, and the model reads more.
 CACHE_BYTES = 1 << 30  # Of keys and values, of all answers together.
+DRAFT_CACHE_BYTES = 256 << 20  # The same of a draft model, which drafts for few answers at a time.
 MAX_LIKELIEST = 20
 MAX_TOKEN_TEXT = 1000
 MAX_CALLS = 256  # Of functions, in an answer.
@@ -25,6 +26,7 @@ MAX_ADAPTERS = 16  # That a model answers with beside itself.
 MAX_SAID = 256  # Reports of a process that are told at a time.
 MODEL_ARCHIVE = "model.zip"  # The model's folder, of a job that answers.
 SMALL_ARCHIVE = "small.zip"  # The same without weights, for nodes that fetch those of their stage.
+DRAFT_ARCHIVE = "draft.zip"  # The folder of the draft model, for nodes that hold a first stage.
 SMALL_FILES = frozenset({".json", ".txt", ".model", ".jinja"})  # How their names end.
 MAX_LINE = 2 * MAX_MESSAGE  # A request of a whole conversation.
 SKETCH_BYTES = 8  # Of what crossed from one stage to the next at a token.
@@ -341,3 +343,8 @@ def adapters_of(files: Mapping[str, str]) -> tuple[str, ...]:
     """The artifacts of all adapters among a deployment's files, in order."""
     names = takewhile(files.__contains__, map(adapter_archive, count(1)))
     return tuple(files[name] for name in names)
+
+
+def draft_tokens(each: int, context: int) -> int:
+    """Tokens whose keys and values a draft model has room for. ``each``: bytes of one; ``context``: of the longest sequence."""
+    return max(context, min(DRAFT_CACHE_BYTES // each, 16 * context))

@@ -291,7 +291,8 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     ``carried``: digest of what the replica carries into the next round if this one's contribution counts (error feedback,
     parameters between their exchanges); the last leaf binds it. ``busy``: seconds of the round's steps without waiting for
     payloads; 0: not told. ``left_out``: steps whose gradients overflowed in half floats, and that changed nothing.
-    ``unclipped``: where the clip follows the updates, 1 of an update within the clip, else 0, plus noise.
+    ``unclipped``: where the clip follows the updates, 1 of an update within the clip, else 0, plus noise. ``heldout``: the loss
+    of an owner's data that is held back, as ``HeldoutLoss.nats`` has it, plus noise. In a secure sum both are parts of that.
     """
 
     epoch: Count
@@ -306,6 +307,7 @@ class RoundCommit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="
     busy: Annotated[float, Meta(ge=0, le=1e9)] = 0.0
     left_out: Count = 0
     unclipped: Annotated[float, Meta(ge=-1e6, le=1e6)] | None = None
+    heldout: Annotated[float, Meta(ge=-1e6, le=1e6)] | None = None
 
 
 class RoundHolding(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="holding"):

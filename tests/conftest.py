@@ -36,6 +36,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
         gc_tuning.settle()
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """What a draw costs is a test's own."""
+    seeds.first_draw(item)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: object) -> together.EngineInTurn | None:
     """``--dist loadgroup``: end-to-end tests beside one another, but for those that share an engine."""

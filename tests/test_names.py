@@ -2,9 +2,10 @@
 
 import ast
 import re
+import tokenize
 from collections import Counter, defaultdict
 
-from tests.test_banned_calls import ROOMS, ROOT
+from tests.test_banned_calls import ROOMS, ROOT, parsed
 
 STAND_INS = ROOT / "installer" / "desktop" / "stubs"
 """Of another library, under its names."""
@@ -17,7 +18,7 @@ def public_classes() -> dict[str, list[str]]:
     for file in sorted(file for room in ROOMS for file in (ROOT / room).rglob("*.py")):
         if STAND_INS in file.parents:
             continue
-        for node in ast.walk(ast.parse(file.read_text())):
+        for node in ast.walk(parsed(file)):
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
                 found[node.name].append(f"{file.relative_to(ROOT)}:{node.lineno}")
     return found
@@ -65,3 +66,27 @@ def test_no_two_modules_of_a_room_differ_by_an_ending_only() -> None:
                 roots["_".join(map(root_of, file.stem.split("_")))].append(file.name)
             twins = {root: names for root, names in roots.items() if len(names) > 1}
             assert not twins, f"{folder.relative_to(ROOT)}: {twins}"
+
+
+PRIVATE = {"beacons", "courtesy", "doubts", "halts", "handout", "leavings", "outlook", "shelf", "visits"}
+"""Words of ours for what the field has a word for: draw blocks, transfer pacing, peer audits, pauses, relay assignment, ..."""
+
+
+def test_what_the_field_has_a_word_for_is_called_so() -> None:
+    found = defaultdict(set)
+    for file in (file for room in ROOMS for file in (ROOT / room).rglob("*.py")):
+        with tokenize.open(file) as source:
+            names = {token.string for token in tokenize.generate_tokens(source.readline) if token.type == tokenize.NAME}
+        for name in names:
+            words = set(re.findall(r"[a-z]+|[A-Z][a-z]*", name))
+            if private := {word.lower() for word in words} & PRIVATE:
+                found[", ".join(private)].add(f"{file.relative_to(ROOT)}: {name}")
+    assert not found, f"see the vocabulary: {dict(found)}"
+
+
+def test_a_comment_stands_above_what_it_explains() -> None:
+    """One behind a long statement has the formatter break it over three lines, and then stands behind a bracket."""
+    after = re.compile(r"^\s*[)\]}]  # (?!type:|fmt:|noqa)")
+    files = (file for room in (*ROOMS, "tests", "benchmarks") for file in (ROOT / room).rglob("*.py"))
+    found = [f"{file}: {line}" for file in files for line in file.read_text().splitlines() if after.match(line)]
+    assert not found, found

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.test_banned_calls import ROOMS, ROOT, dotted
+from tests.test_banned_calls import ROOMS, ROOT, dotted, parsed
 
 OWNER = "common/urls.py"
 MAKERS = {"common/http_sessions.py", "ledger/connection.py"}  # The latter hands a proxy to a library's client.
@@ -58,7 +58,7 @@ def test_no_room_handles_addresses_by_hand(room: str) -> None:
         f"{path.relative_to(ROOT)}:{line}: {what}"
         for path in sorted((ROOT / room).rglob("*.py"))
         if str(path.relative_to(ROOT)) != OWNER
-        for line, what in faults(ast.parse(path.read_text(), str(path)))
+        for line, what in faults(parsed(path))
     ]
     assert found == []
 
@@ -96,7 +96,7 @@ def test_no_room_opens_sessions_that_do_not_know_the_rule_for_proxies(room: str)
         f"{path.relative_to(ROOT)}:{line}: {what}"
         for path in sorted((ROOT / room).rglob("*.py"))
         if str(path.relative_to(ROOT)) not in MAKERS
-        for line, what in makers(ast.parse(path.read_text(), str(path)))
+        for line, what in makers(parsed(path))
     ]
     assert found == []
 

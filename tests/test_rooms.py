@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_banned_calls import ROOMS, ROOT
+from tests.test_banned_calls import ROOMS, ROOT, parsed
 
 MOST = 25
 GENERATED = {ROOT / "coordinator" / "store" / "migrations" / "versions"}
@@ -32,7 +32,7 @@ def test_a_package_says_what_it_is_for(folder: Path) -> None:
     package = folder / "__init__.py"
     if not package.exists():
         pytest.skip("scripts, and no package")
-    assert ast.get_docstring(ast.parse(package.read_text())), "say in a sentence what is in this room, and what is not"
+    assert ast.get_docstring(parsed(package)), "say in a sentence what is in this room, and what is not"
 
 
 def test_code_stands_as_ruff_formats_it() -> None:

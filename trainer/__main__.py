@@ -125,11 +125,15 @@ def _check(options: argparse.Namespace) -> int:
 def _own(options: argparse.Namespace) -> int:
     import msgspec
 
+    from protocol.job.federated import PrivacySpec
     from protocol.job.job import DatasetSpec
     from trainer.check.own_check import look_at
 
-    how = decode_json(options.how.encode(), DatasetSpec)
-    print(msgspec.json.encode(look_at(options.data, how, options.sequence)).decode())
+    how, one_in = decode_json(options.how.encode(), DatasetSpec), options.one_in
+    if options.privacy is not None:
+        privacy = decode_json(options.privacy.encode(), PrivacySpec)
+        one_in = 0 if privacy.heldout is None or privacy.per_example else privacy.heldout.one_in
+    print(msgspec.json.encode(look_at(options.data, how, options.sequence, one_in)).decode())
     return 0
 
 
@@ -353,6 +357,12 @@ def _own_parser(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     own.add_argument("--data", type=Path, required=True, help="a file or a folder")
     own.add_argument("--how", required=True, help="JSON of a DatasetSpec: how its files are read")
     own.add_argument("--sequence", type=int, required=True)
+    own.add_argument(
+        "--privacy", help="JSON of the federation's PrivacySpec; of what is held back enough has to be there"
+    )
+    own.add_argument(
+        "--one-in", type=int, default=0, help="of so many pieces one is held back; agents of before say it so"
+    )
     own.set_defaults(verb=_own)
 
 

@@ -2,6 +2,61 @@
 <!DOCTYPE TS>
 <TS version="2.1" language="de">
 <context>
+    <name>AcceptSheet</name>
+    <message>
+        <source>Accept a publisher</source>
+        <translation>Einen Herausgeber annehmen</translation>
+    </message>
+    <message>
+        <source>Take the key from somebody whom you trust. Whatever is signed with it may run here, without network and without your files.</source>
+        <translation>Nehmen Sie den Schlüssel von jemandem, dem Sie trauen. Was damit unterschrieben ist, darf hier laufen, ohne Netz und ohne Ihre Dateien.</translation>
+    </message>
+    <message>
+        <source>The publisher&apos;s key</source>
+        <translation>Schlüssel des Herausgebers</translation>
+    </message>
+    <message>
+        <source>What you call the publisher</source>
+        <translation>Wie Sie den Herausgeber nennen</translation>
+    </message>
+    <message>
+        <source>Key from a &amp;file…</source>
+        <translation>Schlüssel aus einer &amp;Datei…</translation>
+    </message>
+    <message>
+        <source>&amp;Accept</source>
+        <translation>&amp;Annehmen</translation>
+    </message>
+    <message>
+        <source>&amp;Close</source>
+        <translation>S&amp;chließen</translation>
+    </message>
+    <message>
+        <source>That is no key. One has 43 or 44 letters and digits, as `cottage image push` shows it.</source>
+        <translation>Das ist kein Schlüssel. Einer hat 43 oder 44 Buchstaben und Ziffern, wie `cottage image push` ihn zeigt.</translation>
+    </message>
+    <message>
+        <source>Give the publisher a name.</source>
+        <translation>Geben Sie dem Herausgeber einen Namen.</translation>
+    </message>
+    <message>
+        <source>A file with the publisher&apos;s key</source>
+        <translation>Eine Datei mit dem Schlüssel des Herausgebers</translation>
+    </message>
+    <message>
+        <source>The file cannot be read: {0}</source>
+        <translation>Die Datei kann nicht gelesen werden: {0}</translation>
+    </message>
+    <message>
+        <source>There is no key in that file.</source>
+        <translation>In dieser Datei steht kein Schlüssel.</translation>
+    </message>
+    <message>
+        <source>There are several keys in that file.</source>
+        <translation>In dieser Datei stehen mehrere Schlüssel.</translation>
+    </message>
+</context>
+<context>
     <name>ActivityPage</name>
     <message>
         <source>What is shown</source>
@@ -1071,6 +1126,41 @@
     </message>
 </context>
 <context>
+    <name>ImageRow</name>
+    <message>
+        <source>Accept…</source>
+        <translation>Annehmen…</translation>
+    </message>
+    <message>
+        <source>Accept the publisher of {0}</source>
+        <translation>Den Herausgeber von {0} annehmen</translation>
+    </message>
+    <message>
+        <source>{0} MB on the disk; it asks for {1} MB of memory and the graphics card.</source>
+        <translation>{0} MB auf der Platte; es will {1} MB Speicher und die Grafikkarte.</translation>
+    </message>
+    <message>
+        <source>{0} MB on the disk; it asks for {1} MB of memory.</source>
+        <translation>{0} MB auf der Platte; es will {1} MB Speicher.</translation>
+    </message>
+    <message>
+        <source>By {0}.</source>
+        <translation>Von {0}.</translation>
+    </message>
+    <message>
+        <source>It did not run: you have not accepted its publisher.</source>
+        <translation>Es lief nicht: Sie haben seinen Herausgeber nicht angenommen.</translation>
+    </message>
+    <message>
+        <source>It is here.</source>
+        <translation>Es ist hier.</translation>
+    </message>
+    <message>
+        <source>It is fetched when a job needs it.</source>
+        <translation>Es wird geholt, wenn ein Auftrag es braucht.</translation>
+    </message>
+</context>
+<context>
     <name>ImageSheet</name>
     <message>
         <source>The image that jobs run in</source>
@@ -1111,6 +1201,17 @@
     <message>
         <source>This build names nobody whose image it takes. Make one of your own, in the folder of the source:</source>
         <translation>Diese Fassung nennt niemanden, dessen Abbild sie nimmt. Machen Sie ein eigenes, im Ordner der Quelle:</translation>
+    </message>
+</context>
+<context>
+    <name>ImagesCard</name>
+    <message>
+        <source>What jobs have asked for</source>
+        <translation>Was Aufträge wollten</translation>
+    </message>
+    <message>
+        <source>No job has asked for a program yet.</source>
+        <translation>Noch kein Auftrag wollte ein Programm.</translation>
     </message>
 </context>
 <context>
@@ -1528,6 +1629,52 @@
     </message>
 </context>
 <context>
+    <name>PublisherRow</name>
+    <message>
+        <source>Key</source>
+        <translation>Schlüssel</translation>
+    </message>
+    <message>
+        <source>Remove</source>
+        <translation>Entfernen</translation>
+    </message>
+    <message>
+        <source>Remove {0}</source>
+        <translation>{0} entfernen</translation>
+    </message>
+    <message>
+        <source>Cottage&apos;s own programs are always accepted.</source>
+        <translation>Cottages eigene Programme sind immer angenommen.</translation>
+    </message>
+</context>
+<context>
+    <name>PublishersCard</name>
+    <message>
+        <source>Programs of others</source>
+        <translation>Programme anderer</translation>
+    </message>
+    <message>
+        <source>Some jobs bring a program as an image. It computes in a container, without network and without your files. It runs here only if you accept whoever has signed it.</source>
+        <translation>Manche Aufträge bringen ein Programm mit, als Abbild. Es rechnet in einem Container, ohne Netz und ohne Ihre Dateien. Hier läuft es nur, wenn Sie annehmen, wer es unterschrieben hat.</translation>
+    </message>
+    <message>
+        <source>&amp;Accept a publisher…</source>
+        <translation>Einen &amp;Herausgeber annehmen…</translation>
+    </message>
+    <message>
+        <source>Nobody is accepted, so no such job comes here.</source>
+        <translation>Niemand ist angenommen, also kommt kein solcher Auftrag hierher.</translation>
+    </message>
+    <message>
+        <source>Images of {0} run here no more; what has begun goes on.</source>
+        <translation>Abbilder von {0} laufen hier nicht mehr; was begonnen hat, geht weiter.</translation>
+    </message>
+    <message>
+        <source>Images of {0} run here now.</source>
+        <translation>Abbilder von {0} laufen jetzt hier.</translation>
+    </message>
+</context>
+<context>
     <name>RestoreSheet</name>
     <message>
         <source>Bring a key back</source>
@@ -1918,6 +2065,10 @@
     <message>
         <source>Money</source>
         <translation>Geld</translation>
+    </message>
+    <message>
+        <source>Programs</source>
+        <translation>Programme</translation>
     </message>
     <message>
         <source>Notifications</source>

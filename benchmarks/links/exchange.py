@@ -144,9 +144,8 @@ class Exchange:
         }
         assert len(applied) == 1, "everybody has the same results"
         upload = max(parts.sent[p] + results.sent[p] + self.told[p] for p in range(self.count))
-        seconds = (
-            parts.seconds + results.seconds + 2 * ROUND_TRIP
-        )  # Contributors are chosen, and results are agreed on.
+        # Contributors are chosen, and results are agreed on.
+        seconds = parts.seconds + results.seconds + 2 * ROUND_TRIP
         return {
             "bytes": upload,
             "upload": round(upload / encoded, 3),

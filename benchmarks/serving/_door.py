@@ -35,12 +35,16 @@ from coordinator.store.sql import SqlStore
 from coordinator.web.auth import Auth
 from coordinator.web.connections import Connections, listen
 from protocol.ids import Digest
+from protocol.job.job import TokenizerSpec
 from protocol.serving import MAX_LINE
 from protocol.task import Layers
 from tests.coordinator.fakes import COORDINATOR, WALLET, FakeChain, FakeModels, digest, spec
 from tests.coordinator.many_jobs import QUOTE
+from tests.support.small_job import MODEL
 
 FAKE = Path(__file__).with_name("_fake_model.py")
+CHAT = {"chat_template": "{% for one in messages %}{{ one.content }}{% endfor %}"}
+CONFIG = MODEL | {"max_position_embeddings": 8192, "vocab_size": 512}
 
 
 async def serve(streams: int, gap_s: float) -> None:
@@ -106,7 +110,8 @@ async def _caller(store: Store, auth: Auth, number: int) -> tuple[str, str]:
     account = await auth.accounts.create(f"caller {number}", Role.SUBMITTER)
     _, key = await auth.accounts.create_key(Principal(account.id, frozenset(Scope)), "bench", frozenset(Scope))
     job, model, point = f"{number:032x}", Digest(digest("model")), RunPoint(Base(done=4), (digest(0),))
-    made = Job(job, f"job {number}", JobState.SETTLED, spec(), WALLET, True, 1.0, 2.0, QUOTE, {}, {}, rounds_done=4)  # type: ignore[arg-type]
+    asked = msgspec.structs.replace(spec(), tokenizer=TokenizerSpec("file", file=digest("tokenizer"), settings=CHAT))
+    made = Job(job, f"job {number}", JobState.SETTLED, asked, WALLET, True, 1.0, 2.0, QUOTE, CONFIG, {}, rounds_done=4)  # type: ignore[arg-type]
     async with store.transaction() as tx:
         await tx.insert(msgspec.structs.replace(made, account_id=account.id, model=model, ended=2.0, paid=1000))
         await tx.insert(RunRecord(job, Run((Layers(0, 4),), 2, 20, 2, (), points=(point,))))

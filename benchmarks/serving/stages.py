@@ -39,7 +39,15 @@ from coordinator.services.artifacts.model_archives import pack
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.models.model import inspect_config
 from protocol.plan import Layers, Member, Plan
-from protocol.serving import MODEL_ARCHIVE, AnsweredReport, GenerateCommand, RefusedReport, Sampling, TextReport
+from protocol.serving import (
+    DRAFT_ARCHIVE,
+    MODEL_ARCHIVE,
+    AnsweredReport,
+    GenerateCommand,
+    RefusedReport,
+    Sampling,
+    TextReport,
+)
 from protocol.task import AskModel, JoinStages, ModelSaid, TaskFailed, TaskReady
 from protocol.worker import (
     PeerDeliver,
@@ -73,12 +81,13 @@ async def until(due: float) -> None:
 
 @dataclass
 class Answering:
-    """What came of some requests: when the first piece of text, and tokens of each answer."""
+    """What came of some requests: when the first piece of text, tokens of each answer, and the text of all."""
 
     expected: int
     first: float = 0.0
     tokens: dict[str, int] = field(default_factory=dict)
     prompts: dict[str, int] = field(default_factory=dict)
+    text: str = ""
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
 
@@ -93,18 +102,20 @@ class Workers:
         self._answering: Answering | None = None
         self.failed = ""
 
-    async def begin(self, folder: Path, plan: Plan) -> list[asyncio.Task[None]]:
-        """Start both, and wait until they have joined."""
+    async def begin(
+        self, folder: Path, plan: Plan, spec: JobSpec = SPEC, program: Sequence[str] = ("-m", "trainer")
+    ) -> list[asyncio.Task[None]]:
+        """Start both, and wait until they have joined. ``program``: what Python runs."""
         tasks = []
         for stage in range(len(plan.layers)):
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "trainer", "worker", "--stdio"),
+                *(sys.executable, *program, "worker", "--stdio"),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.DEVNULL,
             )
             self._processes.append(process)
-            await self._write(stage, Setup(SPEC, plan, stage, 0, str(folder), 1))
+            await self._write(stage, Setup(spec, plan, stage, 0, str(folder), 1))
             tasks.append(asyncio.create_task(self._read(stage), name=f"stage {stage}"))
         for ready in self._ready:
             await ready.wait()
@@ -179,6 +190,7 @@ class Workers:
                 for one in reports:
                     if isinstance(one, TextReport):
                         answering.first = answering.first or time.perf_counter()
+                        answering.text += one.text
                     elif isinstance(one, AnsweredReport):
                         answering.tokens[one.id], answering.prompts[one.id] = one.tokens, one.prompt
                     elif isinstance(one, RefusedReport):
@@ -196,15 +208,23 @@ def cut_of(config: Any) -> int:
 
 
 @contextlib.asynccontextmanager
-async def two_stages(options: argparse.Namespace, config: Any) -> AsyncIterator[Workers]:
-    """Both workers, joined by the line."""
+async def two_stages(
+    options: argparse.Namespace,
+    config: Any,
+    spec: JobSpec = SPEC,
+    program: Sequence[str] = ("-m", "trainer"),
+    draft: Path | None = None,
+) -> AsyncIterator[Workers]:
+    """Both workers, joined by the line. ``draft``: the folder of a draft model; ``program``: what Python runs."""
     layers, cut = config.num_hidden_layers, cut_of(config)
     plan = Plan(1, (Layers(0, cut), Layers(cut, layers)), tuple(Member(stage, 0, "1" * 32) for stage in range(2)))
     rate = options.mbit * 1e6 / 8
     workers = Workers([Line(options.trip / 2, rate), Line(options.trip / 2, rate)])
     with tempfile.TemporaryDirectory() as folder:
         pack(options.model, Path(folder) / MODEL_ARCHIVE)
-        tasks = await workers.begin(Path(folder), plan)
+        if draft is not None:
+            pack(draft, Path(folder) / DRAFT_ARCHIVE)
+        tasks = await workers.begin(Path(folder), plan, spec, program)
         try:
             yield workers
         finally:

@@ -2,7 +2,7 @@
 
 The last of two stages does some of a round's steps; the round's record is made of as many as it has. What the training thread
 does for it (``trainer.worker.round_record``), the way over a Unix socket, and what the agent does (``crash_records``: sealed and
-written) are timed apart. States and moments are on the shelf in any case: their bytes are shown beside.
+written) are timed apart. States and moments are on the store in any case: their bytes are shown beside.
 
     python -m benchmarks.trust.crash_records [--rounds 5]
 """
@@ -24,7 +24,7 @@ from benchmarks.common import publish
 from benchmarks.learning._replica import llama
 from common.encrypted_files import OVERHEAD, SEGMENT
 from desktop.agent.jobs.crash_records import CrashRecords, RoundStart
-from desktop.agent.jobs.state_store import Shelf
+from desktop.agent.jobs.state_store import StateStore
 from protocol.audit import StepLeaf, state_interval
 from protocol.boundary import PayloadKey, Position, crossings
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
@@ -67,8 +67,8 @@ class Bench:
             self.payloads["activation", micro] = first.crossing.encode(outputs.detach(), "forward")
         self.outer = OuterState(self.stage.state().parameters, torch.zeros_like(self.stage.parameters))
         self.method = outer_method(SPEC, self.stage.slots, self.stage.parameters.numel())
-        self.shelf = Shelf(folder / "states", b"s" * 32)
-        self.records = CrashRecords(folder / "records", b"s" * 32, self.shelf, "", 1 << 40, time.time)
+        self.store = StateStore(folder / "states", b"s" * 32)
+        self.records = CrashRecords(folder / "records", b"s" * 32, self.store, "", 1 << 40, time.time)
         plan = Plan(0, (Layers(0, layers // 2), Layers(layers // 2, layers)), (Member(1, 0, NODE),))
         spec = JobSpec("bench", ModelSpec(config=config), 1, DatasetSpec("0" * 64), training=SPEC)
         self.assign = Assign("a" * 32, 1, "b" * 32, spec, 1, 0, plan, {})
@@ -120,7 +120,7 @@ class Bench:
     def keep_states(self, number: int) -> float:
         """What the agent keeps of every round for peers, with or without records."""
         state, moments = write_checkpoint(self.outer, self.stage.slots, number), write_moments(self.stage, number)
-        self.start = RoundStart(self.shelf.keep("seat", state), self.shelf.keep("seat-own", moments))
+        self.start = RoundStart(self.store.keep("seat", state), self.store.keep("seat-own", moments))
         return float(len(state) + len(moments))
 
     @staticmethod

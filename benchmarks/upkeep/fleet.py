@@ -9,6 +9,8 @@ progress once a second, and commit, open, audit, apply as real ones do. Workers,
 coordinator decides, stores and says is not. Figures are of the last seconds, after all jobs have begun:
 
 * ``welcomed``: seconds until everybody was let in. ``core``: share of one core that the coordinator took.
+* ``empty_core``: the same before anybody came. ``resting_core``: with everybody there, and no job.
+* ``kilobytes_a_home``, ``rows_a_home``: of memory, when all jobs had begun, and in the database, before there was one.
 * ``stored`` and ``progress``: reports a second. ``beats``: heartbeats a second.
 * ``pages``: read a second, by ``--readers`` who read one after the other. ``fronts``: share of one core that all of them took.
 * ``beat``, ``ack``, ``page``, ``command``: milliseconds until a heartbeat was answered, a stored report acknowledged, a page
@@ -38,6 +40,8 @@ import psutil
 from aiohttp import web
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.common import publish
 from common.clock import SystemClock
@@ -45,6 +49,7 @@ from coordinator.client.client import Client
 from coordinator.config import Config
 from coordinator.front import front_of
 from coordinator.store.ownership import Ownership
+from coordinator.store.period_tables import metadata
 from coordinator.web.connections import listen
 from coordinator.web.signal import PATH
 from protocol.codec import decode
@@ -59,6 +64,7 @@ from tests.support.databases import Postgres
 
 STAGES, REPLICAS = 2, 2
 TICK_S = 1.0  # A home at work says where it is, and does what has become possible.
+RESTING_S = 10.0  # In which nothing happens, to see what that takes.
 PAGE_EVERY_S = 0.25
 COMMAND_EVERY_S = 1.0
 PAGES = ("/", "/network", "/api/v1/network", "/api/v1/jobs")
@@ -210,9 +216,10 @@ def _allow_files() -> None:
 
 @dataclass(frozen=True)
 class Town:
-    """Processes that run: where the one at work serves, and where everybody comes in."""
+    """Processes that run: where the one at work serves, and where everybody comes in; and its database."""
 
     work: str
+    database: str
     doors: list[str]
     worker: psutil.Process
     fronts: list[psutil.Process]
@@ -245,7 +252,8 @@ async def coordinators(postgres: bool, fronts: int) -> AsyncIterator[Town]:
             database = server.url()
         work, worker = await stack.enter_async_context(_process(serve, folder, database))
         beside = [await stack.enter_async_context(_process(stand_by, folder, database, work)) for _ in range(fronts)]
-        yield Town(work, [url for url, _ in beside] or [work], worker, [one for _, one in beside])
+        database = database or _config(folder).database
+        yield Town(work, database, [url for url, _ in beside] or [work], worker, [one for _, one in beside])
 
 
 async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, float]:
@@ -254,7 +262,7 @@ async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, f
         coordinators(options.postgres, options.fronts) as town,
         aiohttp.ClientSession(connector=_unbounded()) as http,
     ):
-        empty = town.worker.memory_info().rss
+        empty, empty_core, rows = town.worker.memory_info().rss, await _resting(town), await _rows(town.database)
         fleet = Fleet(town.work, http, town.doors)
         made = [Home(fleet, number + 1) for number in range(homes)]
         began = time.perf_counter()
@@ -262,6 +270,7 @@ async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, f
         try:
             await _until(lambda: all(home.welcomes or home.refused for home in made), running)
             welcomed = time.perf_counter() - began
+            resting, grown = await _resting(town), await _rows(town.database) - rows
             job = await _submitted(town.doors[0], jobs)
             await _until(lambda: sum(home.works for home in made) >= jobs * STAGES * REPLICAS, running)
             await asyncio.sleep(10.0)
@@ -274,6 +283,9 @@ async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, f
                 "welcomed": welcomed,
                 "refused": float(fleet.refused),
                 "at_work": float(sum(home.works for home in made)),
+                "empty_core": empty_core,
+                "resting_core": resting,
+                "rows_a_home": grown / homes,
                 "core": (_cpu([town.worker]) - before[0]) / passed,
                 "fronts": (_cpu(town.fronts) - before[1]) / passed,
                 "kilobytes_a_home": (town.worker.memory_info().rss - empty) / 1000 / homes,
@@ -292,6 +304,26 @@ async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, f
 def _cpu(processes: list[psutil.Process]) -> float:
     """Seconds of a core that processes have taken."""
     return sum(sum(one.cpu_times()[:2]) for one in processes)
+
+
+async def _resting(town: Town) -> float:
+    """Share of a core that the one at work takes while nothing happens."""
+    before, since = _cpu([town.worker]), time.perf_counter()
+    await asyncio.sleep(RESTING_S)
+    return (_cpu([town.worker]) - before) / (time.perf_counter() - since)
+
+
+async def _rows(database: str) -> int:
+    """How many there are, in all tables."""
+    engine = create_async_engine(database)
+    try:
+        async with engine.connect() as connection:
+            counts = [
+                await connection.scalar(select(func.count()).select_from(table)) for table in metadata.sorted_tables
+            ]
+        return sum(count or 0 for count in counts)
+    finally:
+        await engine.dispose()
 
 
 def _unbounded() -> aiohttp.TCPConnector:
@@ -349,7 +381,8 @@ def _p99(found: list[float]) -> float:
 
 def shown(rows: dict[str, dict[str, float]]) -> Table:
     """For people."""
-    rates = ("welcomed", "core", "fronts", "beats", "stored", "progress", "pages")
+    rates = ("welcomed", "empty_core", "resting_core", "core", "fronts", "beats", "stored", "progress", "pages")
+    rates += ("kilobytes_a_home", "rows_a_home")
     names = (*rates, "beat_p99_ms", "ack_p99_ms", "page_p99_ms", "command_p99_ms")
     table = Table(title="one coordinator at work")
     for name in ("homes (at work)", *names):

@@ -1,12 +1,14 @@
 """Every list and page of a coordinator whose database holds a million ended jobs of 1,000 nodes: real HTTP, its own process.
 
-    python -m benchmarks.upkeep.many_jobs [--jobs 1000000] [--repeats 100] [--beside 1000] [--keep FOLDER] [--postgresql]
+    python -m benchmarks.upkeep.many_jobs [--jobs 1000000] [--repeats 100] [--beside 1000] [--keep FOLDER]
+        [--postgresql] [--explain MS]
 
 A database is filled by SQL with copies of one job's rows: its run, lease, rounds, commits, audit, curve, timeline and what the
 ledger was told, all ended. One in a thousand is shared; one in ten thousand has an audit that failed. `cottage serve` then
 stands on it. The pages are those that links lead to from the first one, an example of each kind, and every list of the
 interface. The peer is the same coordinator with few jobs, in the same run. SQLite on a disk, or the same
-rows in a PostgreSQL of its own. Writes build/bench/many_jobs.json.
+rows in a PostgreSQL of its own, whose plans of slow statements come to build/bench/many_jobs.plans. Writes
+build/bench/many_jobs.json.
 """
 
 import argparse
@@ -47,6 +49,8 @@ HOMES = 1_000
 START_S = 120.0
 LINK = re.compile(r'href="(/[^"#]*)"')
 PLACE = re.compile(r"[0-9a-f]{32}|[1-9A-HJ-NP-Za-km-z]{32,44}")
+_INDICES = """SELECT indexname, indexdef FROM pg_indexes
+    WHERE schemaname = 'public' AND indexname NOT IN (SELECT conname FROM pg_constraint)"""
 NO_PAGE = re.compile(
     r"^/(?:static|favicon|api/|login|sign-out|download/|docs)|/(?:events|stream|artifact|model|checkpoint)"
 )
@@ -76,6 +80,13 @@ async def served(data: Path, database: str = "") -> AsyncIterator[str]:
         await process.wait()
         await runner.cleanup()
         ready.unlink(missing_ok=True)
+
+
+def _explaining(milliseconds: float) -> list[str]:
+    """Settings with which PostgreSQL writes slow statements' plans to its log."""
+    settings = {"log_min_duration": milliseconds, "log_analyze": "on", "log_buffers": "on", "log_timing": "off"}
+    loaded = "session_preload_libraries = 'auto_explain'"
+    return [loaded, *(f"auto_explain.{name} = '{value}'" for name, value in settings.items())]
 
 
 def kind_of(path: str) -> str:
@@ -134,14 +145,22 @@ def _shown(batches: range) -> Iterable[int]:
     return track(batches, "filling the database", console=Console(stderr=True))
 
 
-async def moved(database: Path, postgres: Postgres) -> str:
-    """The address of a database in PostgreSQL with all rows of one in SQLite."""
+async def moved(database: Path, postgres: Postgres, explain: float | None = None) -> str:
+    """The address of a database in PostgreSQL with all rows of one in SQLite, cleaned up as it is after months.
+
+    Args:
+        explain: milliseconds from which on PostgreSQL says how it found what it was asked for; None: it never does.
+    """
     url = postgres.url()
     await (await SqlStore.open(url)).close()
-    source = sqlite3.connect(database)
-    target = await asyncpg.connect(host=str(postgres.folder), user="cottage", database=make_url(url).database)
+    source, name = sqlite3.connect(database), make_url(url).database
+    target = await asyncpg.connect(host=str(postgres.folder), user="cottage", database=name)
     try:
         await target.execute("SET session_replication_role = replica")  # Rows come before those that they name.
+        await target.execute("SET maintenance_work_mem = '512MB'")
+        indices = await target.fetch(_INDICES)
+        for index in indices:
+            await target.execute(f"DROP INDEX {index['indexname']}")
         for table in tables.metadata.sorted_tables:
             flags = [isinstance(column.type, Boolean) for column in table.c]
             names = [column.name for column in table.c]
@@ -158,7 +177,11 @@ async def moved(database: Path, postgres: Postgres) -> str:
                 if table.autoincrement_column is column:
                     counter = f"pg_get_serial_sequence('{table.name}', '{column.name}')"
                     await target.execute(f"SELECT setval({counter}, (SELECT max({column.name}) FROM {table.name}) + 1)")
-        await target.execute("ANALYZE")
+        for index in indices:
+            await target.execute(index["indexdef"])
+        await target.execute("VACUUM ANALYZE")
+        for setting in () if explain is None else _explaining(explain):
+            await target.execute(f"ALTER DATABASE {name} SET {setting}")
     finally:
         await target.close()
         source.close()
@@ -166,14 +189,14 @@ async def moved(database: Path, postgres: Postgres) -> str:
 
 
 async def figures(
-    jobs: int, repeats: int, folder: Path, postgres: Postgres | None = None
+    jobs: int, repeats: int, folder: Path, postgres: Postgres | None = None, explain: float | None = None
 ) -> dict[str, dict[str, float]]:
     """Of a coordinator with so many jobs; a folder that is filled already is taken as it is."""
     data = folder / str(jobs)
     if not (data / "coordinator.db").exists():
         data.mkdir(parents=True, exist_ok=True)
-        await filled(data / "coordinator.db", jobs, HOMES, _shown)
-    database = "" if postgres is None else await moved(data / "coordinator.db", postgres)
+        await filled(data / "coordinator.db", jobs, HOMES, _shown, indexed=postgres is None)
+    database = "" if postgres is None else await moved(data / "coordinator.db", postgres, explain)
     async with served(data, database) as url, aiohttp.ClientSession() as http:
         return await measured(http, url, repeats)
 
@@ -199,6 +222,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=100)
     parser.add_argument("--postgresql", action="store_true", help="the same rows in PostgreSQL")
     parser.add_argument("--keep", type=Path, help="fill databases in this folder, or take those that are there")
+    parser.add_argument("--explain", type=float, metavar="MS", help="keep the plans of statements that take longer")
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp())
     postgres = Postgres() if options.postgresql else None
@@ -206,7 +230,9 @@ def main() -> None:
         if postgres is not None:
             postgres.start()
         few = asyncio.run(figures(options.beside, options.repeats, folder, postgres))
-        many = asyncio.run(figures(options.jobs, options.repeats, folder, postgres))
+        many = asyncio.run(figures(options.jobs, options.repeats, folder, postgres, options.explain))
+        if postgres is not None and options.explain is not None:
+            shutil.copy(postgres.folder / "log", Path("build/bench/many_jobs.plans"))
     finally:
         if postgres is not None:
             postgres.remove()

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import shlex
 import tarfile
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
@@ -15,8 +16,9 @@ from common.untrusted_text import untrusted
 from coordinator.client.errors import ArchiveError, ClientError
 from coordinator.client.files import Progress, download_file, sha256_of, upload_file
 from coordinator.client.line import WORK_S, HttpLine, place
-from protocol.ids import Digest
-from protocol.job.array import ArrayElement, element_lines
+from protocol.codec import MessageError, convert
+from protocol.ids import NOT_SENT, Digest
+from protocol.job.array import MAX_INPUTS, ArrayElement, element_lines
 from protocol.job.results import bundled, is_path, is_plain
 from protocol.rest import api
 from protocol.rest.arrays import ElementView
@@ -107,8 +109,9 @@ class ArrayCalls:
             known: SHA-256 of files that the coordinator has already, by their paths as text.
             done: called with each as it is there.
         Raises:
-            ClientError: one is empty.
+            ClientError: one is empty; then nothing is sent.
         """
+        refuse_empty(files)
         found: dict[Path, Digest] = {}
         sent: dict[Digest, asyncio.Future[None]] = {}
         turns = asyncio.Semaphore(TOGETHER)
@@ -162,9 +165,7 @@ class ArrayCalls:
                 sent[digest].set_result(None)
 
     async def _send_input(self, path: Path, digest: Digest, progress: Progress = lambda _done, _all: None) -> None:
-        if (length := path.stat().st_size) == 0:
-            raise ClientError(f"{path} is empty: an input has something in it")
-        new = api.NewUpload(length, untrusted(path.name), "input", sha256=digest)
+        new = api.NewUpload(path.stat().st_size, untrusted(path.name), "input", sha256=digest)
         await upload_file(self._line, path, new, None, progress, lambda _upload: None)
 
     async def upload_elements(self, elements: Sequence[ArrayElement]) -> Digest:
@@ -206,20 +207,22 @@ class ArrayCalls:
         budget: int,
         **array: Any,
     ) -> AsyncIterator[ElementResult]:
-        """Run a container once for each input file, and bring the results as they come.
+        """Run a container once for each input, and bring the results as they come.
 
         Args:
             image: the artifact that ``cottage image push`` named.
             command: with ``{input}``, ``{name}`` and ``{index}`` filled in for each.
-            inputs: files; each is an element of its own.
+            inputs: files and folders; each is an element of its own. A folder lies at ``/in/{name}``.
             folder: the results come into folders of it, called as the inputs are.
             budget: in millionths of the token; the test wallet pays.
             array: further fields of ``protocol.job.array.ArraySpec``, such as ``seconds`` or ``verify``.
         Raises:
-            ClientError: an input is empty, or two have one name.
+            ClientError: there is no input, one is empty, its name cannot be an element's, or two have one name.
         """
-        sent = await self.upload_inputs(inputs)
-        elements = elements_of_files(inputs, sent)
+        read = {path: read_of(path) for path in inputs}
+        files = files_of(read)
+        elements_of_files(read, dict.fromkeys(files, NOT_SENT))  # What cannot be is said before anything is sent.
+        elements = elements_of_files(read, await self.upload_inputs(files))
         listed = await self.upload_elements(elements)
         document = array_document("map", image, command, listed, len(elements), budget, array)
         job = await self._line.change("POST", "jobs", api.JobView, {"spec": document}, seconds=WORK_S)
@@ -239,23 +242,77 @@ def folder_of(folder: Path, element: ElementView) -> Path:
     return folder / element.name
 
 
-def elements_of_files(files: Sequence[Path], digests: Mapping[Path, Digest]) -> list[ArrayElement]:
-    """An element for each file, called as the file is.
+def refuse_empty(files: Sequence[Path]) -> None:
+    """Raises ClientError where a file has nothing in it."""
+    if nothing := next((path for path in files if path.stat().st_size == 0), None):
+        raise ClientError(f"{nothing} is empty: an input has something in it")
 
+
+def read_of(path: Path) -> dict[str, Path]:
+    """What an element of a file or folder reads: path below ``/in`` -> file. Those of a folder lie below its name."""
+    if not path.is_dir():
+        return {path.name: path}
+    files = sorted(file for file in path.rglob("*") if file.is_file())
+    return {f"{path.name}/{file.relative_to(path).as_posix()}": file for file in files}
+
+
+def files_of(read: Mapping[Path, Mapping[str, Path]]) -> list[Path]:
+    """All that elements read, each once."""
+    return list(dict.fromkeys(file for one in read.values() for file in one.values()))
+
+
+def elements_of_files(read: Mapping[Path, Mapping[str, Path]], digests: Mapping[Path, Digest]) -> list[ArrayElement]:
+    """An element for each file or folder, called as that is.
+
+    Args:
+        read: of each, as ``read_of`` finds it. digests: of all these files.
     Raises:
-        ClientError: two have one name.
+        ClientError: there is none, two have one name, a name cannot be an element's, or a folder has too many files or none.
     """
+    if not read:
+        raise ClientError("there are no files: a program runs once for each")
     names: dict[str, Path] = {}
-    for path in files:
+    for path in read:
         if (before := names.setdefault(path.name, path)) != path:
             raise ClientError(f"{before} and {path} have one name, and so would their results: rename one")
+    return [_element(path, {place: digests[file] for place, file in read[path].items()}) for path in names.values()]
+
+
+def _element(path: Path, inputs: Mapping[str, Digest]) -> ArrayElement:
+    if not 1 <= len(inputs) <= MAX_INPUTS:
+        raise ClientError(
+            f"folder {path} has {len(inputs):,} files: 1 to {MAX_INPUTS} are taken, so pack them into one"
+        )
     try:
-        return [
-            msgspec.convert({"name": path.name, "inputs": {path.name: digests[path]}}, ArrayElement)
-            for path in names.values()
-        ]
-    except msgspec.ValidationError as error:
-        raise ClientError(f"a file's name cannot be that of an element: {error}") from error
+        element: ArrayElement = convert({"name": path.name, "inputs": inputs}, ArrayElement)
+    except MessageError as error:
+        if error.field.startswith("inputs") and len(inputs) > 1:
+            raise ClientError(f"a file in {path} cannot be an input: {error}") from error
+        raise ClientError(
+            f"{str(path)!r} cannot name an element: no dot comes first, no backslash, colon or control character is in it, "
+            "and it has 120 characters at most"
+        ) from error
+    return element
+
+
+def command_words(command: str) -> list[str]:
+    """A command's words, as a shell would part them.
+
+    Raises:
+        ValueError: why it is none.
+    """
+    try:
+        words = shlex.split(command)
+    except ValueError:  # Of shlex: a quotation mark, or a backslash at the end.
+        raise ValueError("a quotation mark has no second one, or a backslash is the last") from None
+    if not words:
+        raise ValueError("it names no program")
+    return words
+
+
+def array_budget(quote: api.Quote) -> int:
+    """Where nobody names one: a quarter more than it likely costs. What is left comes back."""
+    return max(quote.price, quote.price_likely + quote.price_likely // 4)
 
 
 def array_document(

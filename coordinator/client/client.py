@@ -184,6 +184,7 @@ class Client(AccountCalls, ArrayCalls, ImageCalls, PublicCalls, OperatorCalls, P
         stages: int | None = None,
         weights: ServedWeights = "float32",
         adapters: Sequence[str] = (),
+        draft: str | None = None,
         submitter: str | None = None,
     ) -> api.JobView:
         """Have a job's model answer at ``/v1`` on nodes of the network; ``wait`` with ``until=answers`` waits for the first.
@@ -202,6 +203,7 @@ class Client(AccountCalls, ArrayCalls, ImageCalls, PublicCalls, OperatorCalls, P
             stages: nodes that hold it together, each some layers; ``None``: one where it fits, else as few as it fits.
             weights: how nodes hold the matrices of its layers: less memory, other answers, and slower ones.
             adapters: jobs that adapted exactly this model; each answers as ``DEPLOYMENT:JOB``.
+            draft: a job whose small model drafts, where several nodes hold the model together: sooner, and the same answers.
             submitter: the wallet that will fund it; ``None``: the coordinator's test wallet does so at once.
         Raises:
             ProblemError: the job has no such model, or the price forbids it.
@@ -210,7 +212,7 @@ class Client(AccountCalls, ArrayCalls, ImageCalls, PublicCalls, OperatorCalls, P
         check_served(source, round_)
         name = name or deployment_name(source.name)
         document = deployment_document(
-            job, budget or 1, replicas, hours, round_, context, name, idle_minutes, stages, weights, adapters
+            job, budget or 1, replicas, hours, round_, context, name, idle_minutes, stages, weights, adapters, draft
         )
         if budget is None:
             document["budget"] = usual_budget(await self.quote(document))

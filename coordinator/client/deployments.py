@@ -1,12 +1,14 @@
 """A model that answers on nodes: the document that asks for it, and the words for it on the pages and the command line."""
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from common.untrusted_text import Untrusted
 from coordinator.client.errors import ProblemError
 from coordinator.client.text import count, money
+from protocol.asking import template_text
 from protocol.job.job import ServeSpec
 from protocol.rest import api
 
@@ -37,6 +39,7 @@ SERVING_SENTENCES: dict[api.JobStateName, str] = {
     "cancelled": "Cancelled: what was answered is paid, the rest is refunded.",
 }
 
+_POINT = re.compile(r"([0-9a-f]{32})@([1-9][0-9]{0,8})")
 _READY = frozenset({"ready", "training", "waiting"})
 
 
@@ -60,10 +63,12 @@ def deployment_document(
     stages: int | None = None,
     weights: str = "float32",
     adapters: Sequence[str] = (),
+    draft: str | Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The job document that has a model answer on nodes.
 
-    ``model``: a job that made it, or where its files are. ``adapters``: jobs whose adapters of it answer, too.
+    ``model``: a job that made it, or where its files are; ``draft``: the same of a draft model, with ``JOB@N`` for a checkpoint.
+    ``adapters``: jobs whose adapters of it answer, too.
     """
     serve: dict[str, Any] = {
         "replicas": replicas,
@@ -72,14 +77,26 @@ def deployment_document(
         "stages": stages,
         "weights": weights,
     }
+    if adapters:
+        serve["adapters"] = [{"job": job} for job in adapters]
+    if draft:
+        job, after = point_of(draft) if isinstance(draft, str) else ("", None)
+        point = {} if after is None else {"from_round": after}
+        serve["draft"] = {"from_job": job, **point} if isinstance(draft, str) else dict(draft)
     given = {"from_job": model, "from_round": round_} if isinstance(model, str) else dict(model)
     return {
         "name": name or deployment_name(str(given.get("from_job") or "a model")[:8]),
         "model": given,
-        "serve": serve | ({"adapters": [{"job": job} for job in adapters]} if adapters else {}),
+        "serve": serve,
         "budget": budget,
         "deadline_hours": hours,
     }
+
+
+def point_of(named: str) -> tuple[str, int | None]:
+    """A job and its checkpoint, of ``JOB@N``; without one, or where it is no such name, what was named."""
+    found = _POINT.fullmatch(named)
+    return (named, None) if found is None else (found[1], int(found[2]))
 
 
 def deployment_name(model: str) -> str:
@@ -114,6 +131,17 @@ def bits_words(serve: ServeSpec) -> str:
     return "" if serve.weights == "float32" else f", its matrices in {WEIGHTS_LABELS[serve.weights]}"
 
 
+def draft_words(serve: ServeSpec) -> str:
+    """Which model drafts, in words; empty: none does."""
+    if (draft := serve.draft) is None:
+        return ""
+    if draft.from_job is not None:
+        after = f" after round {draft.from_round}" if draft.from_round else ""
+        return f"the model of job {draft.from_job}{after} drafts on the first node of a replica of several"
+    called = f"{draft.hub} of the Hugging Face Hub" if draft.hub else "a small model that was sent for it"
+    return f"{called} drafts on the first node of a replica of several"
+
+
 def serves(document: Mapping[str, Any]) -> bool:
     """Whether a job document is one of a deployment."""
     return document.get("serve") is not None
@@ -124,9 +152,11 @@ def makes_none(job: str, of: str | None) -> str:
     return f"job {job} serves {'a model that was given to it' if of is None else 'the model of another job'} and makes none"
 
 
-def check_served(source: api.JobView, round_: int | None) -> None:
+def check_served(source: api.JobView, round_: int | None, way_to_round: str = "--round {}") -> None:
     """See that a job has the model that is to be served.
 
+    Args:
+        way_to_round: how a checkpoint is named.
     Raises:
         ProblemError: it serves one itself, or has none yet.
     """
@@ -140,7 +170,7 @@ def check_served(source: api.JobView, round_: int | None) -> None:
     if round_ is None and source.model is None:
         way = "it is served once it is verified"
         if source.checkpoint:
-            way = f"its checkpoint after round {source.checkpoint} can be (--round {source.checkpoint})"
+            way = f"its checkpoint after round {source.checkpoint} can be ({way_to_round.format(source.checkpoint)})"
         detail = f"job {source.id} is {source.state} and has no finished model: {way}"
         raise ProblemError(409, "conflict", detail, "model.from_job")
 
@@ -158,7 +188,19 @@ def answers(view: api.JobView) -> bool:
 
 def chats(view: api.JobView) -> bool:
     """Whether a job's model has a chat template, as far as its document says so."""
-    return bool((view.spec.tokenizer.settings or {}).get("chat_template"))
+    return bool(template_text(view.spec.tokenizer.settings))
+
+
+def never_chats(view: api.JobView) -> bool:
+    """Whether a deployment is known to have no chat template; its document says so once it is created."""
+    return view.spec.serve is not None and view.spec.tokenizer.kind == "file" and not chats(view)
+
+
+def texts_only(chat: bool) -> str:
+    """What is told of a model that has no chat template; empty of one that has."""
+    return (
+        "" if chat else "it has no chat template: programs ask it at /v1/completions, /v1/chat/completions refuses them"
+    )
 
 
 def curl_of(address: str, model: str, chat: bool) -> str:

@@ -10,8 +10,9 @@ def budget_words(spent: PrivacySpent | None) -> str:
     summed = ""
     if spent.sum == "secure":
         summed = f"; nobody sees an update but in a sum, with noise of {spent.honest} honest owners at least"
+    unit = "example, a row or line of an owner's data" if spent.unit == "example" else spent.unit
     return (
-        f"privacy spent: epsilon {spent.epsilon:.2f} of {spent.epsilon_most:g} at delta {spent.delta:g}, for each {spent.unit}; "
+        f"privacy spent: epsilon {spent.epsilon:.2f} of {spent.epsilon_most:g} at delta {spent.delta:g}, for each {unit}; "
         f"{spent.releases} of {spent.most} rounds were begun{summed}"
     )
 

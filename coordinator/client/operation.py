@@ -56,9 +56,11 @@ class OperatorCalls:
         """What the ledger has not confirmed, newest first."""
         return await self._line.list(_asked("admin/outbox", state=state), AdminRow, limit)
 
-    async def admin_storage(self) -> AdminStorage:
-        """What lies there, and what the next sweep would remove."""
-        return await self._line.get("admin/storage", AdminStorage)
+    async def admin_storage(self, job_files_days: int | None = None, uploads_days: int | None = None) -> AdminStorage:
+        """What lies there, and what the next sweep would remove, or would if files stayed for so many days."""
+        asked = {"job_files_days": job_files_days, "uploads_days": uploads_days}
+        named = {name: str(days) for name, days in asked.items() if days is not None}
+        return await self._line.get(_asked("admin/storage", **named), AdminStorage)
 
     async def lenders(self) -> LendersView:
         """Who may lend, and what the list says."""

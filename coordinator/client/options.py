@@ -134,7 +134,10 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     whose = "a job, whose model it is, a model's folder or weights there, or its name on the Hugging Face Hub, as NAME@REVISION"
     deploy.add_argument("model", metavar="MODEL", help=whose)
     deploy.add_argument(
-        "--round", type=_between(1, 10**9), metavar="N", help="of a job: a checkpoint; default: the finished model"
+        "--round",
+        type=_between(1, 10**9),
+        metavar="N",
+        help="where MODEL is a job: its checkpoint after so many rounds; default: the finished model",
     )
     deploy.add_argument(
         "--replicas",
@@ -149,6 +152,9 @@ def _deploying(commands: Any, common: argparse.ArgumentParser) -> None:
     deploy.add_argument("--weights", choices=get_args(ServedWeights), default="float32", help=held)
     beside = "a job whose adapter of this very model answers, too; may be given several times"
     deploy.add_argument("--adapter", action="append", default=[], type=_job_id, metavar="JOB", help=beside)
+    drafts = "a small model with the same tokenizer, named as MODEL is, a job's checkpoint as JOB@N: "
+    drafts += "it drafts where several nodes hold the model together"
+    deploy.add_argument("--draft", metavar="MODEL", help=drafts)
     hours = "until it ends; default: 8"
     deploy.add_argument("--hours", type=_hours, default=HOURS, metavar="N", help=hours)
     most = "the most that is paid, such as 2.50; default: twice what being ready costs, or the least that is taken"
@@ -185,6 +191,8 @@ def _mapping(commands: Any, common: argparse.ArgumentParser) -> None:
     mapped.add_argument("--disk", type=whole_number, metavar="MB", help="the most that one may write; default: 1024")
     mapped.add_argument("--gpu", action="store_true", help="with a graphics card")
     mapped.add_argument("--retries", type=_between(0, 10), metavar="N", help="of one that fails; default: 2")
+    batch = "elements that share a container, one after the other, for ones that take less than a second; default: 1"
+    mapped.add_argument("--batch", type=_between(1, 256), metavar="N", help=batch)
     verify = "how results are made sure of; default: replicated, which runs each at several owners who must agree"
     mapped.add_argument("--verify", choices=("replicated", "checked", "spot-checked", "trusted"), help=verify)
     mapped.add_argument("--owners", type=_between(2, 7), metavar="N", help="that must agree; default: 2")
@@ -412,7 +420,12 @@ def _operating(commands: Any, common: argparse.ArgumentParser) -> None:
     )
     _limit(outbox)
     _add(words, "lenders", [common], "who may lend, and what the list says")
-    _add(words, "storage", [common], "room for files, and what the next sweep removes")
+    storage = _add(
+        words, "storage", [common], "room for files, and what the next sweep removes, or would by other days"
+    )
+    dry = "as if --keep-%s of `cottage serve` were so: nothing is removed"
+    storage.add_argument("--job-files", type=whole_number, metavar="DAYS", help=dry % "job-files")
+    storage.add_argument("--uploads", type=whole_number, metavar="DAYS", help=dry % "uploads")
 
 
 def _inviting(commands: Any, common: argparse.ArgumentParser) -> None:

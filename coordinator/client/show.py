@@ -13,6 +13,7 @@ from coordinator.client.deployments import (
     SERVING_SENTENCES,
     answered,
     bits_words,
+    draft_words,
     drawn_again,
     held_by,
     hours,
@@ -37,6 +38,7 @@ from coordinator.client.text import (
     ratio,
     shape,
     size,
+    takes,
     told_apart,
     work,
 )
@@ -103,7 +105,7 @@ def quote_table(quote: api.Quote) -> RenderableType:
     table = Table(show_header=False, box=None, pad_edge=False)
     rows = [
         ("price", f"{money(quote.price)}{_range(quote)}"),
-        ("takes about", duration(quote.hours * 3600)),
+        ("takes about", takes(quote)),
         ("work", f"{work(quote.operations)}, {count(quote.parameters)} parameters, {count(quote.tokens)} tokens"),
         ("shape", f"{shape(quote.stages, quote.replicas)}, {quote.rounds} rounds"),
         ("memory", " + ".join(f"{part:,} MB" for part in quote.memory_mb_per_stage) or "not planned"),
@@ -158,7 +160,7 @@ def array_quote_table(quote: api.Quote, budget: int | None = None, proposed: boo
     rows = [
         ("likely", money(quote.price_likely)),
         ("budget", f"{money(budget)}, the most that is paid{most}"),
-        ("takes about", duration(quote.hours * 3600)),
+        ("takes about", takes(quote)),
         *[("because" if not place else "", reason) for place, reason in enumerate(quote.reasons)],
         *([("limited by", quote.limit)] if quote.limit else []),
         *([("for 10^15 operations", money(quote.rate))] if quote.rate else []),
@@ -194,6 +196,8 @@ def _serving(view: api.JobView) -> list[RenderableType]:
             lines.append(Text(f"{nodes_sentence(serving)} · {under_way(serving)}"))
         if view.spec.serve is not None and (bits := bits_words(view.spec.serve)):
             lines.append(Text(f"nodes hold the model{bits}", style="dim"))
+        if view.spec.serve is not None and (draft := draft_words(view.spec.serve)):
+            lines.append(Text(draft, style="dim"))
         lines += [Text(answered(serving)), Text(drawn_again(serving)), Text(prices(serving), style="dim")]
     lines.append(Text(f"cost so far {money(view.cost)} of {amount(view.cap or view.spec.budget)}, never more"))
     left = "" if view.ended is not None else f" · ends in {duration(seconds_left(view, time.time()))} at the latest"

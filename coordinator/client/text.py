@@ -2,7 +2,7 @@
 
 from ledger.money import show
 from protocol.evaluation import EvaluationView
-from protocol.rest.api import Agreement, JobStateName
+from protocol.rest.api import Agreement, JobStateName, Quote
 from protocol.task import PreferenceScore
 
 SIGN = "¤"  # The ledger's token, whichever it is: Unicode's sign for a currency that is not specified.
@@ -79,6 +79,13 @@ def speed(flops: float) -> str:
 def work(operations: float) -> str:
     """Floating-point operations, short: ``4.9 PFLOP``."""
     return f"{_scaled(operations)}FLOP"
+
+
+def takes(quote: Quote) -> str:
+    """How long a job takes, or why nobody knows."""
+    if quote.problems and not (quote.hours and quote.nodes_available):
+        return f"not known: {'no plan fits the network' if quote.nodes_available else 'nobody is there to take it now'}"
+    return duration(quote.hours * 3600 or None)
 
 
 def duration(seconds: float | None) -> str:

@@ -25,6 +25,7 @@ from msgspec import Meta
 
 from coordinator.errors import InvalidError
 from protocol.job.federated import LEAST_NOISE
+from protocol.job.job import JobSpec
 
 MOST_RELEASES = 10_000_000
 LITTLE_PRIVATE = 20.0
@@ -71,7 +72,7 @@ class PrivacyBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             return epsilon([*before, _release(noise, sampling, count)], self.delta) <= self.epsilon
 
         _release(noise, sampling, 1)
-        return _most(fits, MOST_RELEASES)
+        return most_that(fits, MOST_RELEASES)
 
     def noise(self, rounds: int, sampling: float = 1.0, spent: Iterable[PrivateRelease] = ()) -> float:
         """The least noise with which so many further rounds keep to it, never less than it has to be.
@@ -84,18 +85,43 @@ class PrivacyBudget(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         def fits(noise: float) -> bool:
             return epsilon([*before, _release(noise, sampling, rounds)], self.delta) <= self.epsilon
 
-        low, high = LEAST_NOISE, LEAST_NOISE
-        while not fits(high):
-            if high >= 10_000:
-                raise PrivacyBudgetError(
-                    f"no noise keeps {rounds} rounds within epsilon {self.epsilon:g} at delta {self.delta:g}: allow more "
-                    "epsilon, or fewer rounds"
-                )
-            low, high = high, min(10_000.0, 2 * high)
-        while high - low > _TOLERANCE * high:
-            middle = (low + high) / 2
-            low, high = (low, middle) if fits(middle) else (middle, high)
-        return high
+        if (found := least_noise(fits)) is None:
+            raise PrivacyBudgetError(self.beyond(rounds))
+        return found
+
+    def beyond(self, rounds: int) -> str:
+        """Why so many rounds cannot be had."""
+        return (
+            f"no noise keeps {rounds} rounds within epsilon {self.epsilon:g} at delta {self.delta:g}: allow more epsilon, or "
+            "fewer rounds"
+        )
+
+
+def least_noise(fits: Callable[[float], bool]) -> float | None:
+    """The least noise that fits, where all above do; None: even the most does not."""
+    low, high = LEAST_NOISE, LEAST_NOISE
+    while not fits(high):
+        if high >= 10_000:
+            return None
+        low, high = high, min(10_000.0, 2 * high)
+    while high - low > _TOLERANCE * high:
+        middle = (low + high) / 2
+        low, high = (low, middle) if fits(middle) else (middle, high)
+    return high
+
+
+def releases_of(spec: JobSpec, rounds: int) -> list[PrivateRelease]:
+    """What left in so many rounds of a federated job, whose noise is settled.
+
+    Where the unit is an example each step is one: its noised gradient counts as seen, though the sum of a round's steps is all
+    that leaves.
+    """
+    privacy = None if spec.federated is None else spec.federated.privacy
+    if privacy is None or privacy.noise_multiplier is None or not rounds:
+        return []
+    sampling = 1.0 if privacy.sampling is None else privacy.sampling
+    count = rounds * privacy.releases(spec.training.inner_steps)
+    return [_release(privacy.noise_multiplier, sampling, count)]
 
 
 def epsilon(releases: Iterable[PrivateRelease], delta: float) -> float:
@@ -138,7 +164,7 @@ def _release(noise: float, sampling: float, count: int) -> PrivateRelease:
         ) from error
 
 
-def _most(fits: Callable[[int], bool], most: int) -> int:
+def most_that(fits: Callable[[int], bool], most: int) -> int:
     """The largest number up to ``most`` that fits, where all below do; 0 where none does."""
     low, high = 0, 1
     while high < most and fits(high):

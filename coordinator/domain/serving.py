@@ -17,9 +17,9 @@ from coordinator.domain import pricing
 from coordinator.domain.lease import Lease
 from coordinator.domain.placement import Needed
 from protocol.ids import Digest, JobId, NodeAddress
-from protocol.job.job import ServedAdapter, ServedWeights
-from protocol.models.model import ModelShape
-from protocol.serving import CACHE_BYTES, LONGEST
+from protocol.job.job import ServedAdapter, ServedWeights, ServeSpec
+from protocol.models.model import ModelShape, inspect_config
+from protocol.serving import CACHE_BYTES, LONGEST, draft_tokens
 from protocol.task import Layers
 
 PERIOD_S = 300.0  # Between two times that nodes' answers are counted.
@@ -36,6 +36,8 @@ STUCK_S = 120.0  # That one pass may take a stage: 512 tokens of half an 8 B mod
 AWAY_S = 10.0  # A seat that says nothing for so long is given to somebody else.
 REST_S = 60.0  # For so long answers under way go on when a pause or a stop is asked for.
 MAX_WAITING = 64  # Requests of a model that wait for a node.
+FREED = 16  # Places that became free last: how soon one who is refused should ask again.
+LEAST_AGAIN_S, MOST_AGAIN_S = 5.0, 60.0  # Stock clients take no longer time from an answer.
 CHECK_FIRST, CHECK_EVERY = 3, 10  # The first answers of a node are checked, then one in so many, by lot.
 PROBE_S = 120.0  # A node that nobody has asked for so long is asked whether it answers: only then it was ready.
 _FLOAT16, _FLOAT32 = 2, 4
@@ -185,11 +187,15 @@ def hour(parameters: int, rate: int) -> int:
 
 
 class HeldModel(msgspec.Struct, frozen=True):
-    """What the nodes of a replica hold: a model, with room for prompts and answers of ``context`` tokens."""
+    """What the nodes of a replica hold: a model, with room for prompts and answers of ``context`` tokens.
+
+    ``draft``: a small model that the first of several nodes holds beside its layers.
+    """
 
     shape: ModelShape
     context: int
     weights: ServedWeights = "float32"
+    draft: ModelShape | None = None
 
 
 class ServedFiles(msgspec.Struct, frozen=True):
@@ -243,11 +249,37 @@ def stage_needed(held: HeldModel, layers: int, is_first: bool, is_last: bool) ->
     tokens = max(context, min(CACHE_BYTES // token, _CACHED_ANSWERS * context))
     sides = (not is_first) + (not is_last)
     cache = tokens * (token * layers // shape.layers + sides * (_FLOAT16 * shape.hidden + _FLOAT32))
+    if held.draft is not None and is_first and not is_last:
+        own, kept = draft_bytes(held.draft, context)
+        weights, loading, cache = weights + own, loading + int(own * _LOADING), cache + kept
     return {
         "main": (loading + cache + _BASE_BYTES,),
         "card": (weights + cache + _CARD_BYTES,),
         "beside": (loading + _BASE_BYTES,),
     }
+
+
+def again_in(waiting: int, freed: Sequence[float], now: float) -> float:
+    """Seconds after which so many who wait have a place, as quickly as places became free lately: ``freed``, the oldest first."""
+    pace = (now - freed[0]) / len(freed) if freed else 0.0
+    return min(MOST_AGAIN_S, max(LEAST_AGAIN_S, waiting * pace))
+
+
+def draft_bytes(shape: ModelShape, context: int) -> tuple[int, int]:
+    """Of a draft model's weights, as float32 with a matrix of its own at each end, and of its keys and values."""
+    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
+    return _FLOAT32 * shape.parameters, token * draft_tokens(token, min(context, shape.max_positions))
+
+
+def held_model(shape: ModelShape, serve: ServeSpec) -> HeldModel:
+    """What a document has the nodes of a replica hold. ``shape``: of its model.
+
+    Raises:
+        ModelConfigError: the draft model's config is of no family that is known.
+    """
+    draft = None if serve.draft is None or serve.draft.config is None else inspect_config(serve.draft.config)
+    held = with_adapters(shape, serve.adapters)
+    return HeldModel(held, context_of(shape, serve.context), serve.weights, draft)
 
 
 class Join(msgspec.Struct, frozen=True):

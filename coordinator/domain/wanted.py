@@ -13,7 +13,7 @@ from protocol.audit import AskInputs
 from protocol.federated.sums import BoxesOfAll
 from protocol.ids import Digest
 from protocol.models.weights import WEIGHT_INDEX
-from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE
+from protocol.serving import DRAFT_ARCHIVE, MODEL_ARCHIVE, SMALL_ARCHIVE
 from protocol.task import (
     AbandonRound,
     ApplyRound,
@@ -65,16 +65,16 @@ def inputs_of(job: Job) -> frozenset[Digest]:
     return frozenset((*job.files.values(), *job.spec.model.weight_files, *shared))
 
 
-def folder_of(job: Job, stages: int) -> dict[str, Digest]:
+def folder_of(job: Job, stages: int, stage: int | None = None) -> dict[str, Digest]:
     """The files that a node is given, by name.
 
     Where a deployment is cut into ``stages``, the index of weights is there in place of the whole model: each node fetches those
-    of its own layers.
+    of its own layers. A draft model is for who holds the first of several.
     """
     of_stages = job.files.keys() & {WEIGHT_INDEX, SMALL_ARCHIVE}
-    if MODEL_ARCHIVE not in job.files or not of_stages:
-        return job.files
-    left_out = {MODEL_ARCHIVE} if stages > 1 else of_stages
+    left_out: set[str] = set() if stages > 1 and stage == 0 else {DRAFT_ARCHIVE}
+    if MODEL_ARCHIVE in job.files and of_stages:
+        left_out |= {MODEL_ARCHIVE} if stages > 1 else of_stages
     return {name: digest for name, digest in job.files.items() if name not in left_out}
 
 

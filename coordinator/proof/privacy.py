@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from coordinator.domain.privacy import PrivateRelease, epsilon
+from coordinator.domain.privacy import epsilon, releases_of
 from coordinator.proof.case import ProofFinding, Published, Verdict
 from protocol.rest.federation import PrivacySpent
 
@@ -14,6 +14,7 @@ _CARD = {
     "epsilon": r"^\| epsilon spent \| ([0-9.e+-]+)",
     "releases": r"^\| rounds charged \| (\d+)",
     "sum": r"^\| sum \| (open|secure)",
+    "unit": r"^\| of \| (?:all that )?one (owner|example)\b",
 }
 
 
@@ -31,16 +32,13 @@ def check(said: Published) -> Iterator[ProofFinding]:
     detail = f"rounds were begun {counts[-1] if counts else 0} times until the last complete one"
     yield _found("privacy count", "pass" if rising else "fail", detail, used)
     last = counts[-1] if counts else 0
-    own = (
-        epsilon([PrivateRelease(federated.privacy.noise_multiplier or 0.0, count=claim.releases)], claim.delta)
-        if claim.releases
-        else 0.0
-    )
+    own = epsilon(releases_of(said.spec, claim.releases), claim.delta)
     agrees = claim.releases >= last and _same(own, claim.epsilon) and claim.noise == federated.privacy.noise_multiplier
     agrees = agrees and claim.delta == federated.privacy.delta and claim.sum == federated.sum
+    agrees = agrees and claim.unit == federated.privacy.unit and claim.sampling == federated.privacy.sampling
     detail = (
-        f"epsilon {claim.epsilon:.4f} at delta {claim.delta:g} of {claim.releases} rounds with noise {claim.noise:g}, "
-        f"on {'each secure sum' if claim.sum == 'secure' else 'each update'}, and by our own sum {own:.4f}"
+        f"epsilon {claim.epsilon:.4f} at delta {claim.delta:g} for each {claim.unit}, of {claim.releases} rounds with noise "
+        f"{claim.noise:g}, on {_noised(claim)}, and by our own sum {own:.4f}"
     )
     yield _found("privacy spent", "pass" if agrees else "fail", detail, f"the job document and {claim.accountant}")
     within = own <= federated.privacy.epsilon
@@ -59,12 +57,20 @@ def check_card(card: Path, claim: PrivacySpent | None) -> Iterator[ProofFinding]
         yield _found("privacy card", "pass" if same else "fail", detail, str(card))
         return
     summed = "open" if found["sum"] is None else found["sum"][1]  # Of cards before there were secure sums.
+    unit = "no unit" if found["unit"] is None else found["unit"][1]
     same = int(counted[1]) == claim.releases and _same(float(told[1]), claim.epsilon) and summed == claim.sum
+    same = same and unit == claim.unit
     detail = (
-        f"the card says epsilon {told[1]} of {counted[1]} rounds with {summed} sums, the job {claim.epsilon:.6g} of "
-        f"{claim.releases} with {claim.sum} ones"
+        f"the card says epsilon {told[1]} for each {unit}, of {counted[1]} rounds with {summed} sums; the job "
+        f"{claim.epsilon:.6g} for each {claim.unit}, of {claim.releases} with {claim.sum} ones"
     )
     yield _found("privacy card", "pass" if same else "fail", detail, str(card))
+
+
+def _noised(claim: PrivacySpent) -> str:
+    if claim.unit == "example":
+        return f"each of {claim.per_round} steps of a round that takes an example with probability {claim.sampling:g}"
+    return "each secure sum" if claim.sum == "secure" else "each update"
 
 
 def _same(one: float, other: float) -> bool:

@@ -53,8 +53,13 @@ async def answering() -> AsyncIterator[None]:
 
 
 def _may_pass(error: DBAPIError) -> bool:
-    state, name = getattr(error.orig, "sqlstate", None), getattr(error.orig, "sqlite_errorname", "")
-    if error.connection_invalidated or state == _READ_ONLY:
+    return error.connection_invalidated or (error.orig is not None and may_pass(error.orig))
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether what a driver raised says nothing against the statement."""
+    state, name = getattr(error, "sqlstate", None), getattr(error, "sqlite_errorname", "")
+    if state == _READ_ONLY:
         return True
     return (state or "")[:2] in _POSTGRES or any(name.startswith(start) for start, _ in _SQLITE)
 

@@ -44,7 +44,8 @@ from coordinator.store.records import (
 class RecordKind:
     """``numbered``: ``id`` is given by the store. ``nested``: fields kept as JSON text.
 
-    ``recurs``: the same rows are read again and again as they are, by each report of a job: what they were read as is kept.
+    ``kept``: the same rows are read again and again as they are: of so many of them it is kept what they were read as.
+    ``steady``: nested fields that stay as they are while others change, of which that is kept by their text.
     """
 
     name: str
@@ -53,7 +54,8 @@ class RecordKind:
     nested: frozenset[str] = frozenset()
     unique: str | None = None
     numbered: bool = False
-    recurs: bool = False
+    kept: int = 0
+    steady: frozenset[str] = frozenset()
 
     def key_of(self, record: msgspec.Struct) -> tuple[object, ...]:
         """The record's key."""
@@ -70,6 +72,7 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
         ("id",),
         ("created", "id"),
         frozenset({"spec", "quote", "config", "files", "pace", "agreement", "preference", "evaluated", "owners"}),
+        steady=frozenset({"spec", "quote", "config", "files"}),
     ),
     RunRecord: RecordKind("runs", ("job",), ("job",), frozenset({"run"})),
     Lease: RecordKind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),
@@ -90,7 +93,8 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
         ("id",),
         ("round", "id"),
         frozenset({"plan", "tried", "owners", "verdicts", "outer", "sides", "apart"}),
-        recurs=True,
+        # Read by each report of their job: some 5 kB each, of which a job has a hundred that wait, seldom more.
+        kept=1_024,
     ),
     DisputeRecord: RecordKind("disputes", ("id",), ("began", "id"), frozenset({"dispute"})),
     OutboxRecord: RecordKind("outbox", ("id",), ("id",), frozenset({"payload"}), unique="key", numbered=True),
@@ -104,7 +108,8 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
     NoticeRecord: RecordKind("notices", ("id",), ("id",), numbered=True),
     MetricRecord: RecordKind("metrics", ("id",), ("id",), numbered=True),
     ReplayRecord: RecordKind("replays", ("account_id", "key"), ("created", "account_id", "key")),
-    NodeRecord: RecordKind("nodes", ("address",), ("since", "address"), frozenset({"profile"})),
+    # Read by each list and page of nodes: some 2 kB each.
+    NodeRecord: RecordKind("nodes", ("address",), ("since", "address"), frozenset({"profile"}), kept=4_096),
     MachineDay: RecordKind("machine_days", ("node", "day"), ("day", "node")),
     CreditRecord: RecordKind("credit", ("node", "account_id", "watched"), ("node", "account_id", "watched")),
     Account: RecordKind("accounts", ("id",), ("created", "id"), unique="key"),

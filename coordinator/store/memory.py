@@ -94,7 +94,7 @@ class _Memory:
         self._write(record)
         return record
 
-    async def update(self, record: R) -> R:
+    async def update(self, record: R, before: R | None = None) -> R:
         kind = KINDS[type(record)]
         stored = self._one(type(record), kind.key_of(record))
         version = getattr(record, "version", 0)
@@ -108,7 +108,7 @@ class _Memory:
         for record in records:
             await self.insert(record)
 
-    async def update_all(self, records: Sequence[R]) -> list[R]:
+    async def update_all(self, records: Sequence[R], before: Sequence[R] | None = None) -> list[R]:
         return [await self.update(record) for record in records]
 
     async def forget(self, kind: type[msgspec.Struct], *where: Condition) -> int:

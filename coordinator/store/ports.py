@@ -107,13 +107,17 @@ class Transaction(Protocol):
     async def forget(self, kind: type[msgspec.Struct], *where: Condition) -> int:
         """Forget every record that meets all conditions, of which there must be one; how many there were."""
 
-    async def update(self, record: R) -> R:
-        """Replace a record and return it with its next version; ConflictError unless the stored version is the same."""
+    async def update(self, record: R, before: R | None = None) -> R:
+        """Replace a record and return it with its next version; ConflictError unless the stored version is the same.
+
+        Args:
+            before: as it is stored, where that is known: what is the same in both need not be written.
+        """
 
     async def insert_all(self, records: Sequence[R]) -> None:
-        """Keep new records of one kind without numbers, many at once; ConflictError if a key is taken."""
+        """Keep new records of one kind, many at once, whose numbers nobody asks for; ConflictError if a key is taken."""
 
-    async def update_all(self, records: Sequence[R]) -> list[R]:
+    async def update_all(self, records: Sequence[R], before: Sequence[R] | None = None) -> list[R]:
         """As ``update``, many of one kind at once."""
 
     async def delete(self, record: msgspec.Struct) -> None:

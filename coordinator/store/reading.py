@@ -21,6 +21,7 @@ from coordinator.errors import ElsewhereError, StoreAwayError, StoreBusyError
 from coordinator.store.faults import ANSWER_S, answering
 from coordinator.store.ports import Condition, R, Transaction
 from coordinator.store.sql import MIGRATIONS, SqlTransaction
+from coordinator.store.together import shared
 
 # Connections. PostgreSQL grants 100 in all as it is installed, and each reading one takes a processor there.
 AT_ONCE = 8
@@ -61,6 +62,9 @@ class ReadingStore:
         Raises:
             StoreAwayError: the database does not answer.
         """
+        if (tx := shared(self)) is not None:
+            yield tx
+            return
         async with self._place():
             connection = self._engine.connect()
             async with answering():
@@ -100,10 +104,10 @@ class _Reads(SqlTransaction):
     async def insert_all(self, records: Sequence[R]) -> None:
         _elsewhere()
 
-    async def update(self, record: R) -> R:
+    async def update(self, record: R, before: R | None = None) -> R:
         _elsewhere()
 
-    async def update_all(self, records: Sequence[R]) -> list[R]:
+    async def update_all(self, records: Sequence[R], before: Sequence[R] | None = None) -> list[R]:
         _elsewhere()
 
     async def delete(self, record: msgspec.Struct) -> None:

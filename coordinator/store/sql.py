@@ -5,9 +5,9 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, cast
+from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
 
 import msgspec
 from alembic import command
@@ -19,7 +19,6 @@ from sqlalchemy import (
     Executable,
     Insert,
     Integer,
-    RowMapping,
     Select,
     String,
     Update,
@@ -39,6 +38,7 @@ from sqlalchemy.pool import StaticPool
 
 from common import tracing
 from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
+from coordinator.store.direct import Direct
 from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.kinds import KINDS, RecordKind
 from coordinator.store.ownership import Ownership
@@ -51,7 +51,8 @@ T = TypeVar("T")
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
 FEW = 16  # Values of one condition that have a place each; a statement for each number of more would fill the memory.
-KEPT_ROWS = 1_024  # Some 5 kB each; a job has a hundred audits that wait, seldom more.
+MANY = 16  # Changes that are worth a statement that is said once with all values: it goes through SQLAlchemy.
+MAX_STEADY = 16 << 10  # Characters of a value that is kept decoded: a document may have a megabyte.
 SYNCHRONOUS = "FULL"  # What was committed survives a power cut, for 7 ms of a commit.
 
 
@@ -112,7 +113,9 @@ class SqlStore:
                     await self._do(connection.begin().start())
                     if self._ownership is not None:
                         await self._do(self._ownership.check(connection))
-                yield SqlTransaction(connection, self._do)
+                # With SQLite it has begun; with PostgreSQL it begins with the first statement, of which there was one.
+                begun = self._ownership is not None or connection.dialect.name == "sqlite"
+                yield SqlTransaction(connection, self._do, begun=begun)
                 async with answering():
                     await self._do(connection.commit())
             finally:
@@ -150,15 +153,38 @@ async def _cut_short(doing: Awaitable[T]) -> T:
 class SqlTransaction:
     """Implements ``ports.Transaction``."""
 
-    def __init__(self, connection: AsyncConnection, do: Callable[[Awaitable[Any]], Awaitable[Any]]) -> None:
-        self._connection, self._do = connection, do
+    def __init__(
+        self, connection: AsyncConnection, do: Callable[[Awaitable[Any]], Awaitable[Any]], begun: bool = False
+    ) -> None:
+        """``begun``: something was said on the connection since the last transaction on it ended."""
+        self._connection, self._do, self._begun = connection, do, begun
+        self._direct = Direct(connection, do)
 
     async def _execute(
         self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
     ) -> CursorResult[*tuple[Any, ...]]:
         async with answering():
             found: CursorResult[*tuple[Any, ...]] = await self._do(self._connection.execute(statement, values))
+            self._begun = True
             return found
+
+    async def _rows(self, statement: Executable, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
+        """What a query finds: the values of its columns, in their order."""
+        if self._begun:
+            async with answering():
+                found = await self._direct.rows(statement, values)
+            if found is not None:
+                return found
+        return (await self._execute(statement, values)).all()
+
+    async def _changed(self, statement: Executable, values: Mapping[str, Any]) -> int:
+        """How many rows a statement changes."""
+        if self._begun:
+            async with answering():
+                counted = await self._direct.changed(statement, values)
+            if counted is not None:
+                return counted
+        return int((await self._execute(statement, values)).rowcount)
 
     async def get(self, kind: type[R], *key: Scalar) -> R:
         how = KINDS[kind]
@@ -187,8 +213,8 @@ class SqlTransaction:
         if offset:
             values["offset"] = offset
         query = _query(kind, shape, newest, after is not None, limit is not None, bool(offset))
-        rows = await self._execute(query, values)
-        return [_decode(kind, KINDS[kind], row) for row in rows.mappings()]
+        read = _reader(kind)
+        return [cast(R, read(tuple(row))) for row in await self._rows(query, values)]
 
     async def sums(
         self, kind: type[msgspec.Struct], field: Column[int], by: Sequence[Column[Any]], *where: Condition
@@ -222,35 +248,37 @@ class SqlTransaction:
         if not records:
             return
         how = KINDS[type(records[0])]
-        assert not how.numbered, "numbers are told one by one"
+        values = [_encode(how, record) for record in records]
+        for row in values if how.numbered else ():
+            del row["id"]
         try:
-            await self._execute(_insertion(how.name), [_encode(how, record) for record in records])
+            await self._execute(_insertion(how.name), values)
         except IntegrityError as error:
             raise ConflictError(f"one of {len(records)} {how.name} records exists already") from error
 
-    async def update(self, record: R) -> R:
+    async def update(self, record: R, before: R | None = None) -> R:
         how = KINDS[type(record)]
-        after, values = _replaced(how, record)
-        result = await self._execute(_change(how.name, how.key, tuple(after.__struct_fields__)), values)
-        if result.rowcount != 1:
+        after, fields, values = _replaced(how, record, before)
+        if await self._changed(_change(how.name, how.key, fields), values) != 1:
             version = getattr(record, "version", 0)
             raise ConflictError(f"the {how.name} record {how.key_of(record)} has changed since version {version}")
         return after
 
-    async def update_all(self, records: Sequence[R]) -> list[R]:
-        if not self._connection.dialect.supports_sane_multi_rowcount:
-            return [
-                await self.update(record) for record in records
-            ]  # It does not count what it changes many times over.
-        if not records:
-            return []
+    async def update_all(self, records: Sequence[R], before: Sequence[R] | None = None) -> list[R]:
+        known: Sequence[R | None] = before if before is not None else [None] * len(records)
+        if len(records) < MANY or not self._connection.dialect.supports_sane_multi_rowcount:
+            # What is changed many times over in one statement is not counted by PostgreSQL's driver.
+            return [await self.update(record, was) for record, was in zip(records, known, strict=True)]
         how = KINDS[type(records[0])]
-        replaced = [_replaced(how, record) for record in records]
-        change = _change(how.name, how.key, tuple(records[0].__struct_fields__))
-        result = await self._execute(change, [values for _, values in replaced])
-        if result.rowcount != len(records):
-            raise ConflictError(f"one of {len(records)} {how.name} records has changed meanwhile")
-        return [after for after, _ in replaced]
+        replaced = [_replaced(how, record, was) for record, was in zip(records, known, strict=True)]
+        alike: dict[tuple[str, ...], list[dict[str, Any]]] = {}
+        for _, fields, values in replaced:
+            alike.setdefault(fields, []).append(values)
+        for fields, several in alike.items():
+            result = await self._execute(_change(how.name, how.key, fields), several)
+            if result.rowcount != len(several):
+                raise ConflictError(f"one of {len(several)} {how.name} records has changed meanwhile")
+        return [after for after, _, _ in replaced]
 
     async def delete(self, record: msgspec.Struct) -> None:
         how, table = KINDS[type(record)], metadata.tables[KINDS[type(record)].name]
@@ -260,13 +288,17 @@ class SqlTransaction:
             raise NotFoundError(f"no {how.name} record {how.key_of(record)}")
 
 
-def _replaced(how: RecordKind, record: R) -> tuple[R, dict[str, Any]]:
-    """A record with its next version, and the parameters of the statement that stores it."""
+def _replaced(how: RecordKind, record: R, before: R | None) -> tuple[R, tuple[str, ...], dict[str, Any]]:
+    """A record with its next version, which fields of it are written, and the parameters of the statement that does."""
     version = getattr(record, "version", 0)
     after = msgspec.structs.replace(record, version=version + 1)
-    values = {f"new_{field}": value for field, value in _encode(how, after).items()} | {"old_version": version}
+    fields = after.__struct_fields__
+    if before is not None:
+        fields = tuple(field for field in fields if getattr(after, field) != getattr(before, field))
+    values = {f"new_{field}": _encoded(how, field, getattr(after, field)) for field in fields}
+    values["old_version"] = version
     values |= {f"old_{field}": value for field, value in zip(how.key, how.key_of(record), strict=True)}
-    return after, values
+    return after, fields, values
 
 
 def migrate(connection: Connection, to: str = "head") -> None:
@@ -381,7 +413,7 @@ def _query(
     how, table = KINDS[kind], metadata.tables[KINDS[kind].name]
     order = [table.c[field].desc() if newest else table.c[field].asc() for field in how.order]
     met = [_compared(table.c[shape.field], shape, f"where_{number}") for number, shape in enumerate(where)]
-    query = select(table).where(*met).order_by(*order)
+    query = select(*(table.c[field] for field in kind.__struct_fields__)).where(*met).order_by(*order)
     if after:
         there = tuple_(*(bindparam(f"after_{at}", type_=table.c[field].type) for at, field in enumerate(how.order)))
         here = tuple_(*(table.c[field] for field in how.order))
@@ -429,25 +461,45 @@ def _met(kind: type[msgspec.Struct], where: Sequence[Condition]) -> list[ColumnE
 
 
 def _encode(how: RecordKind, record: msgspec.Struct) -> dict[str, Any]:
-    return {
-        field: msgspec.json.encode(value).decode() if field in how.nested else value
-        for field, value in msgspec.structs.asdict(record).items()
-    }
+    return {field: _encoded(how, field, getattr(record, field)) for field in record.__struct_fields__}
 
 
-def _decode(kind: type[R], how: RecordKind, row: RowMapping) -> R:
-    values = tuple(row[field] for field in kind.__struct_fields__)
-    return cast(R, _kept(kind, values) if how.recurs else _decoded(kind, values))
+def _encoded(how: RecordKind, field: str, value: Any) -> Any:
+    return msgspec.json.encode(value).decode() if field in how.nested else value
 
 
 def _decoded(kind: type[msgspec.Struct], values: tuple[Any, ...]) -> msgspec.Struct:
-    nested, fields = KINDS[kind].nested, kind.__struct_fields__
+    how, fields = KINDS[kind], kind.__struct_fields__
     plain = {
-        field: msgspec.json.decode(value) if field in nested else value
+        field: _steady(kind, field, value)
+        if field in how.steady and len(value) <= MAX_STEADY
+        else msgspec.json.decode(value, type=_types(kind)[field])
+        if field in how.steady
+        else msgspec.json.decode(value)
+        if field in how.nested
+        else value
         for field, value in zip(fields, values, strict=True)
     }
     return msgspec.convert(plain, kind, str_keys=True)
 
 
-# By all that stands in the row: what was changed, or changed and taken back, is another row. Records are never changed in place.
-_kept = lru_cache(KEPT_ROWS)(_decoded)
+# Mostly some 700 bytes each: of two thousand jobs, which are read by each list and look at all.
+@lru_cache(maxsize=8_192)
+def _steady(kind: type[msgspec.Struct], field: str, text: str) -> Any:
+    return msgspec.json.decode(text, type=_types(kind)[field])
+
+
+@cache
+def _types(kind: type[msgspec.Struct]) -> Mapping[str, Any]:
+    return get_type_hints(kind)
+
+
+@cache
+def _reader(kind: type[msgspec.Struct]) -> Callable[[tuple[Any, ...]], msgspec.Struct]:
+    """What makes a record of the values of its fields, as they stand in a row.
+
+    What is kept is found by all that stands in the row: what was changed, or changed and taken back, is another row. Records are
+    never changed in place.
+    """
+    read, kept = partial(_decoded, kind), KINDS[kind].kept
+    return lru_cache(kept)(read) if kept else read

@@ -65,6 +65,7 @@ jobs = Table(
     Index("jobs_by_evaluating", "evaluating", "created", "id"),
     Index("jobs_by_age", "created", "id"),
     Index("jobs_by_account", "account_id", "created", "id"),
+    Index("jobs_of_account", "account_id", "state", "ended"),
     Index("jobs_by_shared", "shared", "created", "id"),
     Index("jobs_by_end", "state", "ended", "escrow", "paid", "refunded"),
 )
@@ -98,6 +99,7 @@ leases = Table(
     Column("version", Integer, nullable=False),
     Index("leases_by_job", "job", "state"),
     Index("leases_by_state", "state", "end", "ended"),
+    Index("leases_by_node", "node", "granted", "fence", "id"),
 )
 
 rounds = Table(
@@ -161,6 +163,7 @@ commits = Table(
     Column("version", Integer, nullable=False),
     PrimaryKeyConstraint("job", "epoch", "round", "stage", "replica"),
     Index("commits_by_node", "node", "state"),
+    Index("commits_of_node", "node", "job"),
     Index("commits_by_payout", "payout"),
 )
 
@@ -299,6 +302,7 @@ events = Table(
     Column("text", Text, nullable=False),
     Index("events_by_job", "job", "id"),
     Index("events_by_time", "time"),
+    Index("events_by_kind", "kind", "time", "id"),
     sqlite_autoincrement=True,
 )
 

@@ -7,7 +7,7 @@ from typing import Any
 from aiohttp import web
 
 from coordinator.services.artifacts.hub_models import HubModels
-from coordinator.services.jobs.idempotency import Replays
+from coordinator.services.jobs.idempotency import IdempotentAnswers
 from coordinator.version import release
 from coordinator.web import openapi
 from coordinator.web.accounts import AccountRoutes
@@ -37,7 +37,9 @@ from coordinator.web.transfers import Authorise, TransferRoutes
 from coordinator.web.withdrawals import WithdrawalRoutes
 
 
-def setup(app: web.Application, services: Services, authorise: Authorise, auth: Auth, replays: Replays) -> None:
+def setup(
+    app: web.Application, services: Services, authorise: Authorise, auth: Auth, replays: IdempotentAnswers
+) -> None:
     """Add the REST interface and the pages to ``app``.
 
     Args:
@@ -74,9 +76,9 @@ def interface(
         *HubRoutes(HubModels(services.uploads)).routes(),
         *CheckRoutes(services.checks, jobs).routes(),
         *api.routes(),
-        *CompletionRoutes(jobs, services.leavings).routes(),
+        *CompletionRoutes(jobs, services.outputs).routes(),
         *PrivateRoutes(services.private).routes(),
-        *LifeRoutes(jobs, services.leavings, artifacts).routes(),
+        *LifeRoutes(jobs, services.outputs, artifacts).routes(),
         *ElementRoutes(services.elements, artifacts).routes(),
         *NoticeRoutes(services.notices).routes(),
         *LedgerRoutes(services.books).routes(),

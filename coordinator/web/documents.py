@@ -14,6 +14,7 @@ from coordinator.services.jobs import ports
 from coordinator.web.auth import principal
 from coordinator.web.http import MAX_JSON_BYTES, read_body
 from protocol import codec
+from protocol.ids import NOT_SENT
 from protocol.job.job import JobSpec
 from protocol.refusals import yaml_place
 from protocol.rest.api import NewJob
@@ -54,6 +55,8 @@ async def read_document(request: web.Request, kind: type[T]) -> T:
     if isinstance(document, JobSpec | NewJob):
         spec = document if isinstance(document, JobSpec) else document.spec
         check_plain(spec.model.config, "model.config")
+        if spec.serve is not None and spec.serve.draft is not None:
+            check_plain(spec.serve.draft.config, "serve.draft.config")
     return document  # type: ignore[no-any-return]
 
 
@@ -61,20 +64,24 @@ async def own_origin(request: web.Request, jobs: ports.JobsPort, spec: JobSpec, 
     """See that the jobs whose models another one names are the caller's own, and the files that it names too.
 
     Args:
-        whole: the dataset too, which a quote does not need yet.
+        whole: the dataset too, which a quote does not need yet, nor weights that are ``NOT_SENT``.
     Raises:
         NotFoundError: one is not, or is not there.
     """
     account_id = principal(request).account_id
     if spec.model.from_job is not None:
         await jobs.check_owner(spec.model.from_job, account_id)
-    for adapter in spec.serve.adapters if spec.serve is not None else ():
+    beside = [] if spec.serve is None else [("serve.adapters", one.job) for one in spec.serve.adapters]
+    if spec.serve is not None and spec.serve.draft is not None and spec.serve.draft.from_job is not None:
+        beside.append(("serve.draft", spec.serve.draft.from_job))
+    for field, job in beside:
         try:
-            await jobs.check_owner(adapter.job, account_id)
+            await jobs.check_owner(job, account_id)
         except NotFoundError as error:
-            raise NotFoundError(error.detail, "serve.adapters") from error
+            raise NotFoundError(error.detail, field) from error
     wanted = sources(spec)
-    await jobs.check_files(account_id, wanted if whole else [pair for pair in wanted if pair[0] != "dataset.artifact"])
+    priced = [pair for pair in wanted if pair[0] != "dataset.artifact" and pair[1] != NOT_SENT]
+    await jobs.check_files(account_id, wanted if whole else priced)
 
 
 def parse_yaml(data: bytes) -> Any:

@@ -20,6 +20,7 @@ from coordinator.errors import (
     StoreAwayError,
     TooLargeError,
     TooManyError,
+    UnableError,
 )
 from coordinator.services.accounts.budgets import Bodies
 from coordinator.web.packing import pack
@@ -38,6 +39,8 @@ MAX_JSON_BYTES = 1 << 20  # A job with the largest config.json in use has 30 KB.
 CLOSED = 499  # As proxies write it down; nobody reads it.
 BODY_S = 60.0  # A document that takes longer is somebody holding a connection open.
 CHUNK_BYTES = 1 << 18
+SHOULD_RETRY: Final = "x-should-retry"
+"""Clients of OpenAI's API ask again after 408, 409, 429 and 5xx, unless this says false."""
 
 HEADERS: Final = {
     "Content-Security-Policy": (
@@ -180,9 +183,11 @@ def protect(app: web.Application, error_page: ErrorPage) -> None:
 
 
 def say_when(response: web.StreamResponse, error: Exception) -> None:
-    """Tell whoever asks too often, or for more than there is room for, or while the store is away, when to come back."""
+    """Say when to ask again: too often, for more than there is room for, or while the store is away; or that it is in vain."""
     if isinstance(error, TooManyError | FullError | StoreAwayError):
         response.headers[hdrs.RETRY_AFTER] = str(math.ceil(error.retry_s))
+    if isinstance(error, UnableError):
+        response.headers[SHOULD_RETRY] = "false"
 
 
 async def _harden(_request: web.Request, response: web.StreamResponse) -> None:
@@ -197,7 +202,9 @@ def _understood(request: web.Request, error: Exception) -> tuple[int, Problem]:
         case CottageError():
             return error.status, Problem(error.code, untrusted(error.detail), error.field)
         case codec.MessageError():
-            return 422, Problem("invalid", untrusted(error), error.field)
+            said = str(error)
+            said = f"the body {said[3:]}" if not error.field and said.startswith("it ") else said
+            return 422, Problem("invalid", untrusted(said), error.field)
         case web.HTTPException():
             return error.status, Problem("http", untrusted(f"{request.method} {request.path[:200]}: {error.reason}"))
         case _:

@@ -1,5 +1,6 @@
 """The life of a job for whoever pays for it: pause, resume, stop, budget, checkpoints, logs, trying the model, comparing runs."""
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, cast
@@ -20,7 +21,7 @@ from coordinator.web.ledger import audit_id
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from coordinator.web.sending import attached, send_artifact
-from coordinator.web.stream import while_there
+from coordinator.web.stream import streamed, while_there
 from coordinator.web.transfers import job_id, path_number
 from protocol.ids import is_id
 from protocol.rest import api
@@ -49,9 +50,9 @@ _ROUND = Query("round", "Of the checkpoint, by the rounds that are in it; the ne
 class LifeRoutes:
     """Handlers of what changes a job that is under way, and of what it leaves."""
 
-    def __init__(self, jobs: ports.JobsPort, leavings: ports.OutputsPort, artifacts: ArtifactStore) -> None:
+    def __init__(self, jobs: ports.JobsPort, outputs: ports.OutputsPort, artifacts: ArtifactStore) -> None:
         self._jobs = jobs
-        self._leavings = leavings
+        self._outputs = outputs
         self._artifacts = artifacts
 
     def routes(self) -> list[Route]:
@@ -138,36 +139,36 @@ class LifeRoutes:
 
     async def checkpoints(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/checkpoints."""
-        return pages.CHECKPOINTS.cut(request, await self._leavings.checkpoints(job_id(request)))
+        return pages.CHECKPOINTS.cut(request, await self._outputs.checkpoints(job_id(request)))
 
     async def part(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/checkpoints/{round}/stages/{stage}."""
         job, round_, stage = job_id(request), path_number(request, "round"), path_number(request, "stage")
-        digest = await self._leavings.part(job, round_, stage)
+        digest = await self._outputs.part(job, round_, stage)
         name = f"{job[:8]}-round{round_}-stage{stage}.safetensors"
         return await send_artifact(request, self._artifacts, digest, attached(name, _BYTES, digest))
 
     async def records(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/audits/{audit}/records."""
-        return answer(await self._leavings.records(job_id(request), audit_id(request)))
+        return answer(await self._outputs.records(job_id(request), audit_id(request)))
 
     async def record(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/audits/{audit}/records/{name}."""
         job, audit, name = job_id(request), audit_id(request), request.match_info["name"]
-        digest = await self._leavings.record(job, audit, name)
+        digest = await self._outputs.record(job, audit, name)
         return await send_artifact(request, self._artifacts, digest, attached(f"{audit[:8]}-{name}", _BYTES, digest))
 
     async def folder(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/checkpoints/{round}/model.zip."""
         job, round_ = job_id(request), path_number(request, "round")
-        digest = await self._leavings.folder(job, round_)
+        digest = await self._outputs.folder(job, round_)
         headers = attached(f"{job[:8]}-round{round_}.zip", "application/zip", digest)
         return await send_artifact(request, self._artifacts, digest, headers)
 
     async def merged(self, request: web.Request) -> web.StreamResponse:
         """GET jobs/{job}/merged.zip."""
         job = job_id(request)
-        digest = await self._leavings.model(job)
+        digest = await self._outputs.model(job)
         return await send_artifact(
             request, self._artifacts, digest, attached(f"{job[:8]}-merged.zip", "application/zip", digest)
         )
@@ -182,7 +183,7 @@ class LifeRoutes:
         after = integer(request, "after", 0, 0, MAX_ID)
         before = integer(request, "before", 0, 0, MAX_ID) if "before" in request.query else None
         limit = integer(request, "limit", 200, 1, MAX_LINES)
-        found = await self._leavings.log(job, after, before, search, cast(ports.LogLevel, level), limit + 1)
+        found = await self._outputs.log(job, after, before, search, cast(ports.LogLevel, level), limit + 1)
         if len(found) <= limit:
             return answer(found)
         shown = found[:limit] if after else found[-limit:]  # Without ``after`` the pages lead back in time.
@@ -193,18 +194,17 @@ class LifeRoutes:
         """POST jobs/{job}/generate: Server-Sent Events, until ``done`` or ``error``."""
         job, wanted = job_id(request), await read_document(request, api.TrialRequest)
         round_ = integer(request, "round", 0, 0, MAX_ID) if "round" in request.query else None
-        async with while_there(request), aclosing(self._leavings.generate(job, round_, wanted)) as pieces:  # type: ignore[type-var]
-            first = await anext(pieces)  # What is refused at once is an ordinary error.
+        async with while_there(request), aclosing(self._outputs.generate(job, round_, wanted)) as pieces:  # type: ignore[type-var]
             response = web.StreamResponse(headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
-            response.content_type = "text/event-stream"
-            await response.prepare(request)
-            await response.write(_event(first))
-            try:
+            coming = asyncio.ensure_future(anext(pieces))
+
+            def told(error: CottageError) -> bytes:
+                return _event({"error": api.Problem(error.code, untrusted(error.detail), error.field)})
+
+            async with streamed(request, response, coming, told) as out:
+                await out.write(_event(await coming))
                 async for piece in pieces:
-                    await response.write(_event(piece))
-            except CottageError as error:
-                await response.write(_event({"error": api.Problem(error.code, untrusted(error.detail), error.field)}))
-        await response.write_eof()
+                    await out.write(_event(piece))
         return response
 
     async def compare(self, request: web.Request) -> web.Response:
@@ -245,17 +245,17 @@ class LifeRoutes:
 
     async def output(self, request: web.Request) -> web.Response:
         """GET jobs/{job}/output."""
-        return answer(await self._leavings.output(job_id(request)))
+        return answer(await self._outputs.output(job_id(request)))
 
     async def set_output(self, request: web.Request) -> web.Response:
         """PUT jobs/{job}/output."""
         wanted = await read_document(request, api.NewOutput)
-        return answer(await self._leavings.set_output(job_id(request), principal(request).account_id, wanted))
+        return answer(await self._outputs.set_output(job_id(request), principal(request).account_id, wanted))
 
     async def remove_output(self, request: web.Request) -> web.Response:
         """DELETE jobs/{job}/output."""
         await read_body(request)
-        await self._leavings.remove_output(job_id(request))
+        await self._outputs.remove_output(job_id(request))
         return web.Response(status=204)
 
     async def _ask(self, request: web.Request, action: JobAction) -> web.Response:

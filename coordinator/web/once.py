@@ -10,7 +10,7 @@ from aiohttp import hdrs, web
 from aiohttp.typedefs import Handler
 
 from coordinator.errors import ConflictError, InvalidError
-from coordinator.services.jobs.idempotency import Replays
+from coordinator.services.jobs.idempotency import IdempotentAnswers
 from coordinator.web.http import BODY, read_body
 from coordinator.web.parameters import Query
 
@@ -32,7 +32,7 @@ RESOURCE: Final = web.RequestKey("resource", str)
 class Once:
     """Wraps handlers."""
 
-    def __init__(self, replays: Replays, account_of: Callable[[web.Request], str]) -> None:
+    def __init__(self, replays: IdempotentAnswers, account_of: Callable[[web.Request], str]) -> None:
         self._replays = replays
         self._account_of = account_of
 

@@ -1,5 +1,7 @@
 """What stands behind the interface and the pages."""
 
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +24,7 @@ class Services:
         network: everything about nodes.
         market: price, demand, regions, earnings, health.
         books: what the ledger's pages show.
-        leavings: checkpoints, logs, models to try.
+        outputs: checkpoints, logs, models to try.
         notices: what accounts are told of their jobs.
         uploads: where submitters' files arrive.
         checks: what says what datasets hold.
@@ -36,13 +38,14 @@ class Services:
         elements: what became of the elements of array jobs.
         public_url: where others find the coordinator, if its operator has said so.
         downloads: folder of the installers that are offered; None: none are.
+        moment: within which all of these read at one moment of the database.
     """
 
     jobs: ports.JobsPort
     network: ports.NetworkPort
     market: ports.MarketPort
     books: ports.LedgerPort
-    leavings: ports.OutputsPort
+    outputs: ports.OutputsPort
     notices: ports.NoticesPort
     uploads: UploadService
     checks: DatasetChecks
@@ -56,3 +59,4 @@ class Services:
     elements: ElementsPort
     downloads: Path | None = None
     public_url: str | None = None
+    moment: Callable[[], AbstractAsyncContextManager[None]] = nullcontext

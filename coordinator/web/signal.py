@@ -33,6 +33,7 @@ CLOSE_S = 2.0
 RATE = 50.0  # Messages a second: four leases with progress, traffic and heartbeats need five.
 BURST = 400.0  # After a reconnect a node sends everything that was not acknowledged.
 TOKEN_BYTES = 16 << 10  # So what waits here of a node is some megabytes, also while the store is away.
+MAX_TOGETHER = 16  # Reports of one node that are asked for at once: others' come in between, however many it sends.
 MAX_UNHANDLED = 512  # Messages of one node that wait for their turn; then its connection is read no further.
 MAX_REASON = 120  # Bytes that a close frame carries.
 
@@ -103,7 +104,7 @@ async def _in_turn(waiting: _Waiting) -> AsyncIterator[tuple[NodeMessage, list[R
         if isinstance(message, Exception):
             raise message
         more: list[Report] = []
-        while not waiting.empty() and not pending:
+        while not waiting.empty() and not pending and len(more) < MAX_TOGETHER - 1:
             following = waiting.get_nowait()
             if isinstance(following, Report) and together(message, following):
                 more.append(following)

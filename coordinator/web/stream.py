@@ -17,11 +17,13 @@ from typing import Any
 
 from aiohttp import hdrs, web
 
-from coordinator.errors import UnavailableError
+from coordinator.errors import CottageError, UnavailableError
 from coordinator.services.jobs import ports
 from coordinator.web.feed import TERMINAL, Feed, FeedMark, FeedSource, JobSource, NetworkSource
 
 HEART_S = 15.0  # A comment is written when nothing else was for so long: it shows that the line is alive, and finds out whether.
+PACE_S = 5.0  # Whoever waits for an answer that comes in pieces is told so as often: a proxy would cut a line that is silent.
+WAITING = b": waiting\n\n"
 GONE_S = 0.25  # Whoever waits for an answer and has gone is noticed within this time.
 LOOK_S = 2.0  # A stream whose reader has gone is noticed within this time, and makes room.
 STALL_S = 30.0  # A reader that does not take a piece within this time is cut off.
@@ -51,11 +53,34 @@ class Writer:
         self._response = response
         self._transport = transport
         self._written = time.monotonic()
+        self._turn = asyncio.Lock()
 
-    async def alive(self) -> None:
-        """Write a comment if nothing was written for ``HEART_S``."""
-        if time.monotonic() - self._written >= HEART_S:
-            await self.write(b": alive\n\n")
+    async def alive(self, seconds: float | None = None, comment: bytes = b": alive\n\n") -> None:
+        """Write a comment if nothing was written for so long, by default ``HEART_S``."""
+        seconds = HEART_S if seconds is None else seconds
+        if not self._turn.locked() and time.monotonic() - self._written >= seconds:
+            await self.write(comment)
+
+    @asynccontextmanager
+    async def kept_alive(self) -> AsyncGenerator[None]:
+        """Meanwhile ``WAITING`` is written whenever nothing was for ``PACE_S``. A reader that takes nothing is cut off."""
+
+        async def beat() -> None:
+            while True:
+                await asyncio.sleep(max(0.0, self._written + PACE_S - time.monotonic()) or PACE_S)
+                try:
+                    await self.alive(PACE_S, WAITING)
+                except (TimeoutError, ConnectionError):
+                    if self._transport is not None:
+                        self._transport.abort()
+                    return
+
+        beating = asyncio.create_task(beat(), name="keep-alive")
+        try:
+            yield
+        finally:
+            beating.cancel()
+            await asyncio.wait({beating})
 
     async def write(self, data: bytes) -> None:
         """Write piece by piece, so that what waits for a reader is never more than a buffer and a piece.
@@ -64,6 +89,10 @@ class Writer:
             TimeoutError: the reader took nothing for ``STALL_S``.
             ConnectionError: it has gone.
         """
+        async with self._turn:
+            await self._write(data)
+
+    async def _write(self, data: bytes) -> None:
         if len(data) <= SMALL_BYTES and self._transport is not None and not self._transport.get_write_buffer_size():
             await self._response.write(data)
             self._written = time.monotonic()
@@ -72,6 +101,49 @@ class Writer:
             async with asyncio.timeout(STALL_S):
                 await self._response.write(data[start : start + PIECE_BYTES])
         self._written = time.monotonic()
+
+
+@asynccontextmanager
+async def streamed(
+    request: web.Request,
+    response: web.StreamResponse,
+    coming: "asyncio.Future[Any]",
+    told: Callable[[CottageError], bytes],
+) -> AsyncGenerator[Writer]:
+    """Server-Sent Events that begin once the first piece is there, or after ``PACE_S`` without it, and are kept alive to the end.
+
+    Args:
+        coming: the first piece. told: how a refusal in mid-stream is written.
+    Raises:
+        Exception: what ``coming`` was refused with before the beginning: it is an ordinary answer.
+    """
+    try:
+        out = await _begun(request, response, coming)
+        try:
+            async with out.kept_alive():
+                yield out
+        except CottageError as error:
+            await out.write(told(error))
+        await response.write_eof()
+    except TimeoutError:  # A reader that takes nothing is cut off.
+        if request.transport is not None:
+            request.transport.abort()
+    finally:
+        if coming.cancel():
+            await asyncio.wait({coming})
+
+
+async def _begun(request: web.Request, response: web.StreamResponse, coming: "asyncio.Future[Any]") -> Writer:
+    response.content_type = "text/event-stream"
+    await asyncio.wait({coming}, timeout=PACE_S)
+    if coming.done():
+        coming.result()
+    await response.prepare(request)
+    bound(request.transport)
+    out = Writer(response, request.transport)
+    if not coming.done():
+        await out.write(WAITING)
+    return out
 
 
 class Streams:

@@ -27,7 +27,7 @@ from trainer.operations.tracer import Source, Tracer
 from trainer.outer.inner_update import update
 from trainer.outer.shards import Result, Shards
 from trainer.stage.steps import Recorder, accumulate
-from trainer.worker.dispute_player import Player
+from trainer.worker.dispute_player import DisputePlayer
 from trainer.worker.member import Made, StageMember
 from trainer.worker.sharding import ShardExchange
 from trainer.worker.worker import Worker
@@ -154,7 +154,7 @@ class WrongOperation(StageMember):
             return super().compute(windows, recorder, rate_index, total_steps)
 
 
-class StubbornPlayer(Player):
+class StubbornPlayer(DisputePlayer):
     """Stands by its changed operations in a dispute."""
 
     def __init__(

@@ -59,6 +59,7 @@ class OwnDataReport(View, frozen=True):
 
     Attributes:
         rows: in all files; ``usable``: those that can be learnt from.
+        tokens: that a tokenizer of bytes makes of it; 0: the check does not say.
         problem: why it cannot be learnt from as it is, and the way out; empty where it can.
     """
 
@@ -69,6 +70,7 @@ class OwnDataReport(View, frozen=True):
     characters: int
     findings: Annotated[tuple[Finding, ...], Meta(max_length=MAX_FINDINGS)] = ()
     problem: Untrusted = Untrusted("")
+    tokens: int = 0
 
 
 def terms_digest(spec: JobSpec) -> Digest:

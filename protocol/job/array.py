@@ -24,6 +24,7 @@ from protocol.codec import MessageError, decode_json, encode_json
 from protocol.ids import Digest, NodeAddress
 
 MAX_ELEMENTS = 10_000
+MAX_BATCH = 256
 MAX_LIST_BYTES = 32 << 20  # Of a list of elements: 3 KB each where there are ten thousand.
 MAX_LINE_BYTES = 16 << 10  # Of one element: it crosses in one message with others.
 INPUTS, OUTPUT = "/in", "/out"
@@ -41,7 +42,8 @@ Argument = Annotated[str, Meta(max_length=4096, pattern=r"^[^\x00]*$")]
 VariableName = Annotated[str, Meta(max_length=100, pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Variables = Annotated[dict[VariableName, Argument], Meta(max_length=64)]
 ElementIndex = Annotated[int, Meta(ge=0, lt=MAX_ELEMENTS)]
-Inputs = Annotated[dict[RelativePath, Digest], Meta(max_length=64)]
+MAX_INPUTS = 64  # Of one element.
+Inputs = Annotated[dict[RelativePath, Digest], Meta(max_length=MAX_INPUTS)]
 """Path below ``/in`` -> artifact."""
 VerifiedBy = Literal["replicated", "checked", "spot-checked", "trusted"]
 """How results are made sure of.
@@ -79,6 +81,7 @@ class ArraySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     ``seconds``: after so long an element is ended. ``retries``: how often one that fails is run again. ``owners``: that must
     agree where results are ``replicated``. ``checker``: what decides where they are ``checked``. ``trusted``: payout addresses
     of the owners that may run it. ``estimate``: seconds that one takes on a usual node, for the price that a quote shows.
+    ``batch``: how many elements share a container, one after the other; 1: each has its own.
     """
 
     image: Digest
@@ -97,9 +100,15 @@ class ArraySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     checker: CheckerSpec | None = None
     trusted: Annotated[tuple[NodeAddress, ...], Meta(max_length=64)] = ()
     estimate: Annotated[float, Meta(gt=0, le=86_400)] | None = None
+    batch: Annotated[int, Meta(ge=1, le=MAX_BATCH)] = 1
 
     def __post_init__(self) -> None:
         """Refuse a choice of owners that does nothing, or leaves nobody."""
+        if self.batch > 1 and self.verify == "spot-checked":
+            raise ValueError(
+                f"array.batch is {self.batch} and array.verify spot-checked, where one word is believed: leave batch out, "
+                "or have results replicated or checked"
+            )
         if self.verify == "trusted" and not self.trusted:
             raise ValueError("array.verify is trusted: name the payout addresses of those owners in array.trusted")
         if self.verify != "trusted" and self.trusted:
@@ -115,6 +124,10 @@ class ArraySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     def copies(self) -> int:
         """Owners that run each element where nothing goes wrong, checks by lot not counted."""
         return self.owners if self.verify == "replicated" else 1
+
+    def limit(self, look: bool) -> float:
+        """Seconds after which a run is ended. ``look``: its checker runs, at a result."""
+        return self.checker.seconds if look and self.checker is not None else self.seconds
 
 
 class ArrayElement(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -33,6 +33,10 @@ Of an element that fails nothing is stored but the end of its log.
 array's), with the files of a result in ``/in/result`` beside the inputs. It has an end and a result as every run: together they
 are its verdict.
 
+**Batches.** Where ``ArraySpec.batch`` is above 1, so many runs may share a container, one after the other, unless one is
+``alone``. Only a success counts that came of it: what ends otherwise there is run again in a container of its own before anything
+is said of it.
+
 **Order and time.** An agent begins runs in the order in which they came, each at most ``ArraySpec.seconds`` long (a check
 ``CheckerSpec.seconds``), counted from the start of its container without fetching inputs. It reports beginnings and ends
 together at most every ``TOGETHER_S``, so that short elements cost little. The coordinator keeps enough of them in an agent's
@@ -69,7 +73,7 @@ class ElementRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """One run of one element; ``run``: its number, unique in the job.
 
     ``check``: the archive of a result of the element, at which the array's checker looks; None: the element itself runs.
-    ``seed``: of that look.
+    ``seed``: of that look. ``alone``: it has a container of its own, though the array has ``batch``.
     """
 
     run: RunNumber
@@ -77,6 +81,7 @@ class ElementRun(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     element: ArrayElement
     check: Digest | None = None
     seed: LookSeed | None = None
+    alone: bool = False
 
 
 class RunElements(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="run_elements"):

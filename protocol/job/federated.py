@@ -10,18 +10,22 @@ from protocol.ids import NodeAddress
 
 MAX_OWNERS = 256  # As many as a job may have replicas.
 MAX_ROUNDS = 10_000
-MAX_SUMMED = (
-    1 << 24
-)  # Values of an update in a secure sum: 64 MB that each owner stores with the coordinator once a round.
+# Values of an update in a secure sum: 64 MB that each owner stores with the coordinator once a round.
+MAX_SUMMED = 1 << 24
 LEAST_NOISE = 0.3
 """In clips. With less, one round is beyond an epsilon of 20: noise that protects nobody."""
+SHARE = 0.1  # Of the budget, what the held-out loss takes where nothing else is said.
+LEAST_HELD = 32
+"""Examples that an owner holds back at least; with fewer it tells no loss, which would be lost in its noise."""
+PrivacyUnit = Literal["owner", "example"]
 
 
 class AdaptiveClipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The clip follows the updates: Andrew et al., arXiv 1905.03871.
 
     ``quantile``: the share of updates that it is to leave as they are. ``rate``: of its change from round to round.
-    ``bit_noise``: standard deviation of the noise on each owner's word whether its update was clipped.
+    ``bit_noise``: standard deviation of the noise on each owner's word whether its update was clipped; on their sum, where that
+    is all that anybody sees.
     """
 
     quantile: Annotated[float, Meta(gt=0, lt=1)] = 0.5
@@ -29,15 +33,34 @@ class AdaptiveClipping(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     bit_noise: Annotated[float, Meta(gt=0, le=1000)] = 10.0
 
 
+class HeldoutLoss(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Each owner tells once a round, with noise, the loss of a part of its data that no step learns from.
+
+    ``one_in``: of so many examples (or pieces of text) one is held back. ``most``: nats a token; an example with more loss counts
+    with this. ``share``: of the budget, where an owner is the unit; ``None``: a tenth. With examples as the unit it takes none
+    of it: an example is either learnt from or measured with.
+    """
+
+    one_in: Annotated[int, Meta(ge=2, le=1000)] = 20
+    most: Annotated[float, Meta(gt=0, le=20)] = 6.0
+    share: Annotated[float, Meta(gt=0, le=0.9)] | None = None
+
+    def nats(self, told: float) -> float:
+        """The loss that a mean of what was told stands for, of -1 (none) to 1 (``most``); noise leads beyond both."""
+        return self.most / 2 * (1 + max(-1.0, min(1.0, told)))
+
+
 class PrivacySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How little all updates together may tell: differential privacy, spent round by round, and never beyond ``epsilon``.
 
-    ``unit``: what the promise is about: all that one owner has. ``clip``: an owner's update is scaled down to this L2 norm.
-    ``noise_multiplier``: standard deviation of the Gaussian noise on each update, in clips; ``None``: the least with which all
-    rounds fit the budget.
+    ``unit``: what the promise is about: all that one ``owner`` has, or one ``example``, which is a row of a table or a line of a
+    text (DP-SGD: Abadi et al., arXiv 1607.00133). ``clip``: an owner's update, or each example's gradient, is scaled down to
+    this L2 norm. ``noise_multiplier``: standard deviation of the Gaussian noise on each update, or each step's sum of gradients,
+    in clips; ``None``: the least with which all rounds fit the budget. ``sampling``: how likely a step takes an example, at most;
+    each is drawn by itself, at its owner.
     """
 
-    unit: Literal["owner"] = "owner"
+    unit: PrivacyUnit = "owner"
     epsilon: Annotated[float, Meta(gt=0, le=10_000)] = 8.0
     delta: Annotated[float, Meta(gt=0, le=0.01)] = 1e-5
     clip: Annotated[float, Meta(gt=0, le=1e6)] = 1.0
@@ -46,26 +69,66 @@ class PrivacySpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """``None``: the clip stays as it is."""
     most_rounds: Annotated[int, Meta(ge=0, le=2**31)] | None = None
     """So many rounds fit the budget, the failed ones too; the coordinator fills it in, and owners' nodes do the sum anew."""
+    sampling: Annotated[float, Meta(gt=0, le=0.5)] | None = None
+    heldout: HeldoutLoss | None = None
+    """``None``: no loss is told."""
+
+    @property
+    def per_example(self) -> bool:
+        """Whether the promise is about one example, and noise so in every step."""
+        return self.unit == "example"
+
+    def releases(self, inner_steps: int) -> int:
+        """How often noise is added in a round of so many steps, to what the round tells."""
+        return inner_steps if self.per_example else 1
 
     @property
     def update_noise(self) -> float:
-        """Standard deviation of the noise on an update, in clips: with a bit beside it, as much more as that tells.
+        """Standard deviation of the noise on an update, in clips: with a bit or a loss beside it, as much more as they tell.
 
         Raises:
             ValueError: ``noise_multiplier`` is not settled.
         """
+        rest = self.settled_noise / math.sqrt(1 - self.loss_share)
+        return rest if self.adaptive is None else both_noises(rest, self.adaptive.bit_noise)
+
+    @property
+    def settled_noise(self) -> float:
+        """``noise_multiplier``; raises ValueError where it is not settled."""
         if self.noise_multiplier is None:
             raise ValueError(
                 "privacy.noise_multiplier is not settled yet: the coordinator does so when the job is quoted"
             )
-        if self.adaptive is None:
-            return self.noise_multiplier
-        return both_noises(self.noise_multiplier, self.adaptive.bit_noise)
+        return self.noise_multiplier
+
+    @property
+    def loss_share(self) -> float:
+        """Of the budget, what the held-out loss takes."""
+        if self.heldout is None or self.per_example:
+            return 0.0
+        return SHARE if self.heldout.share is None else self.heldout.share
 
     def __post_init__(self) -> None:
-        """Refuse a bit that tells more than the update beside it may."""
-        if self.noise_multiplier is not None and self.adaptive is not None:
-            both_noises(self.noise_multiplier, self.adaptive.bit_noise)
+        """Refuse a bit that tells more than the update beside it may, and what belongs to the other unit."""
+        if self.per_example and self.sampling is None:
+            raise ValueError(
+                "privacy.sampling is missing: say how likely a step takes an example at most, such as training.batch divided by "
+                "the rows of the smallest owner"
+            )
+        if self.per_example and self.adaptive is not None:
+            raise ValueError(
+                "privacy.adaptive follows owners' updates, and with unit: example gradients are clipped: leave it out"
+            )
+        if not self.per_example and self.sampling is not None:
+            raise ValueError(
+                "privacy.sampling draws examples, and every owner takes part in each round: leave it out, or set unit to example"
+            )
+        if self.per_example and self.heldout is not None and self.heldout.share is not None:
+            raise ValueError(
+                "privacy.heldout.share is of the budget, and with unit: example the loss takes none of it: leave it out"
+            )
+        if self.noise_multiplier is not None:
+            self.update_noise  # noqa: B018 - a bit may tell more than it may.
 
 
 def both_noises(noise: float, bit_noise: float) -> float:
@@ -127,6 +190,22 @@ class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return self.privacy.update_noise / (math.sqrt(self.honest) if self.sum == "secure" else 1.0)
 
     @property
+    def beside(self) -> dict[str, float]:
+        """What a secure sum has beside updates, and how far each value may be from zero, in clips: noise on all is the same.
+
+        ``unclipped``: 1 of an update within the clip, else -1. ``heldout``: of a loss, as ``HeldoutLoss.nats`` has it.
+        """
+        privacy = self.privacy
+        if self.sum == "open" or privacy is None:
+            return {}
+        found = {}
+        if privacy.adaptive is not None:
+            found["unclipped"] = privacy.update_noise / (2 * privacy.adaptive.bit_noise)
+        if privacy.heldout is not None:
+            found["heldout"] = privacy.update_noise * math.sqrt(privacy.loss_share) / privacy.settled_noise
+        return found
+
+    @property
     def rounds_allowed(self) -> int | None:
         """Rounds that may be begun, whatever becomes of them; None: as many as it takes."""
         return None if self.privacy is None else self.privacy.most_rounds
@@ -141,6 +220,11 @@ class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
         if self.sum == "secure":
             self._check_secure()
+
+    @property
+    def per_example(self) -> bool:
+        """Whether an owner's steps have noise, for each of its examples, in place of its updates."""
+        return self.privacy is not None and self.privacy.per_example
 
     def _check_secure(self) -> None:
         named = len(self.owners)
@@ -157,6 +241,11 @@ class FederatedSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError(
                 "federated.sum: secure carries values within the clip, with noise on their sum: give federated.privacy, or leave "
                 "sum out"
+            )
+        if self.privacy.per_example:
+            raise ValueError(
+                "federated.sum: secure shares noise on updates among owners, and with unit: example noise is in each owner's own "
+                "steps: leave sum out, or set unit to owner"
             )
 
 

@@ -16,7 +16,7 @@ from protocol.models.config_values import MAX_VOCABULARY, integer
 from protocol.models.config_values import ModelConfigError as ModelConfigError
 from protocol.models.families import ModelTensors, Sizes, in_force, measure, tensors
 from protocol.models.hf_classes import CLASSES
-from protocol.models.text_part import AROUND, split
+from protocol.models.text_part import AROUND, can_join, joined, split
 
 FAMILIES: Mapping[str, str] = {name: known.architecture for name, known in CLASSES.items()}
 
@@ -88,6 +88,9 @@ LEAN_PART = 1 << 22
 LEAN_LOGITS = 1 << 24
 """Logits that a lean stage computes at once."""
 _FLOAT32 = 4
+_DROPS_NOTHING: Mapping[str, float] = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+_NOT_GIVEN = config_keys.TOKEN_IDS | _DROPS_NOTHING.keys() | {"use_cache"}
+"""What a resolved config has of itself; what was given is in ``PUBLISHED``."""
 
 
 @dataclass(frozen=True)
@@ -234,7 +237,7 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
     """The config that is trained: checked key by key, vocabulary set to the tokenizer's, head untied.
 
     Args:
-        spec: preset or config; one of them.
+        spec: preset or config; one of them. A config that was resolved before becomes what it is.
         vocabulary: token ids that the job's tokenizer can produce.
     Returns:
         The content of ``config.json``. Its ``cottage_`` entries are for putting the finished folder together.
@@ -247,7 +250,7 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
     if spec.preset is not None and spec.preset not in PRESETS:
         raise ModelConfigError(f"model.preset {spec.preset!r} is unknown: choose one of {', '.join(sorted(PRESETS))}")
     given = dict(PRESETS[spec.preset]) if spec.preset is not None else dict(spec.config or {})
-    given, around = split(given)
+    given, around = split(_as_given(given))
     family = _family(given)
     if around is not None and spec.weights is None:
         raise ModelConfigError(
@@ -277,7 +280,7 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
     config[KEEPS_EMBEDDING] = config[STARTS_TIED] and config[STARTS_LEARNT]
     config["tie_word_embeddings"] = False
     if family == "gpt2":
-        config |= {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}
+        config |= _DROPS_NOTHING
     # Nothing is padded, and a row that stands for padding would not learn; the finished folder has the model's own ids.
     config |= dict.fromkeys(config_keys.TOKEN_IDS)
     config[PUBLISHED] = _published(given, published, config["vocab_size"])
@@ -285,6 +288,16 @@ def resolve(spec: ModelSpec, vocabulary: int) -> dict[str, Any]:
         config[AROUND] = around
     inspect_config(config)
     return config
+
+
+def _as_given(config: dict[str, Any]) -> dict[str, Any]:
+    """What a config was before it was resolved: a job's document that has its model's config in it is sent again, too."""
+    published, around = config.get(PUBLISHED), config.get(AROUND)
+    if not isinstance(published, dict) or not (around is None or can_join(around)):
+        return config
+    own = {key: config[key] for key in config.keys() - _NOT_GIVEN if not key.startswith(config_keys.OWN)}
+    text = own | published | {"tie_word_embeddings": bool(config.get(STARTS_TIED, False))}
+    return text if around is None else joined(text, around)
 
 
 def _published(given: Mapping[str, Any], kept: dict[str, Any], vocabulary: int) -> dict[str, Any]:

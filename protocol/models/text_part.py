@@ -59,6 +59,11 @@ def _plain(text: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     return plain, said
 
 
+def can_join(around: object) -> bool:
+    """Whether something is what ``split`` says is around a text part, as far as ``joined`` needs it."""
+    return isinstance(around, Mapping) and isinstance(around.get(_TEXT, {}), Mapping | None)
+
+
 def joined(text: Mapping[str, Any], around: Mapping[str, Any]) -> dict[str, Any]:
     """The config of the whole model again."""
     own = {key: value for key, value in text.items() if key != "architectures"}

@@ -107,6 +107,17 @@ class AdminRow(View, frozen=True):
     signature: str
 
 
+LEAST_JOB_FILES_DAYS = 7  # Until then anybody may run a step again that an auditor found right.
+MOST_DAYS = 3_650
+
+
+class RemovableFile(View, frozen=True):
+    """A file that the next sweep removes. ``size``: in bytes."""
+
+    sha256: str
+    size: int
+
+
 class AdminStorage(View, frozen=True):
     """Room for files. All but the first four in bytes.
 
@@ -119,6 +130,8 @@ class AdminStorage(View, frozen=True):
         total: what the place may hold; ``free``: what it has room for now.
         kept_free: for the database and running jobs' files: below it submitters' uploads are refused.
         database: of the database's file; None: it is elsewhere.
+        job_files_days, uploads_days: for how many days files stay, of which ``removable`` follows.
+        largest: some of what the next sweep removes, the largest first.
     """
 
     place: str
@@ -131,3 +144,6 @@ class AdminStorage(View, frozen=True):
     free: int
     kept_free: int
     database: int | None
+    job_files_days: int = 30
+    uploads_days: int = 30
+    largest: tuple[RemovableFile, ...] = ()

@@ -37,6 +37,7 @@ Stops = Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
 Count = Annotated[int, Meta(ge=1, le=MAX_TOKENS)]
 Share = Annotated[float, Meta(ge=-2, le=2)]
 _TEMPERATURE, _TOP_P = 1.0, 1.0
+MAX_TEMPERATURE = 2
 
 
 class StreamOptions(msgspec.Struct, frozen=True):
@@ -58,6 +59,10 @@ class ResponseFormat(msgspec.Struct, frozen=True):
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: AnswerSchema | None = None
 
+    def __post_init__(self) -> None:
+        if self.type == "json_schema" and self.json_schema is None:
+            raise ValueError("the type is json_schema and there is none: write the schema into json_schema")
+
     @property
     def schema(self) -> dict[str, Any] | None:
         """What the answer keeps to; None: nothing."""
@@ -66,15 +71,18 @@ class ResponseFormat(msgspec.Struct, frozen=True):
         return {"type": "object"} if self.type == "json_object" else None
 
 
+PromptText = Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+
+
 class _Request(msgspec.Struct, frozen=True, kw_only=True):
     """What both kinds of request have.
 
-    ``top_k`` is no word of OpenAI's, and one that vLLM and llama.cpp take beside.
+    ``top_k`` is no word of OpenAI's, and one that vLLM and llama.cpp take beside; so are ``min_p`` and ``repetition_penalty``.
     """
 
     model: Annotated[str, Meta(min_length=1, max_length=MAX_NAME)]
     max_tokens: Count | None = None
-    temperature: Annotated[float, Meta(ge=0, le=2)] | None = None
+    temperature: Annotated[float, Meta(ge=0, le=MAX_TEMPERATURE)] | None = None
     top_p: Annotated[float, Meta(gt=0, le=1)] | None = None
     top_k: Annotated[int, Meta(ge=0, le=1000)] | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
@@ -86,6 +94,8 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
     frequency_penalty: Share | None = None
     logit_bias: dict[str, float] | None = None
     response_format: ResponseFormat | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
 
     def unsupported(self) -> str:
         """The first field that would change the answer, and is not supported; empty: there is none."""
@@ -94,8 +104,16 @@ class _Request(msgspec.Struct, frozen=True, kw_only=True):
             "presence_penalty": bool(self.presence_penalty),
             "frequency_penalty": bool(self.frequency_penalty),
             "logit_bias": bool(self.logit_bias),
+            "min_p": bool(self.min_p),
+            "repetition_penalty": self.repetition_penalty not in (None, 1),
         }
         return next((name for name, is_asked in refused.items() if is_asked), "")
+
+    def _check_stream(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise MessageError(
+                "stream_options go with a stream: set stream to true, or leave them out", "stream_options"
+            )
 
     def _sampling(self, seed: int) -> Sampling:
         temperature = _TEMPERATURE if self.temperature is None else self.temperature
@@ -130,14 +148,34 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
     parallel_tool_calls: bool | None = None
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
+    functions: Any = None
+    function_call: Any = None
+    audio: Any = None
+    modalities: tuple[str, ...] | None = None
+    web_search_options: Any = None
+
+    def unsupported(self) -> str:
+        """As of both kinds."""
+        refused = {
+            "functions": bool(self.functions),
+            "function_call": self.function_call not in (None, "none", "auto"),
+            "audio": self.audio is not None,
+            "modalities": self.modalities not in (None, (), ("text",)),
+            "web_search_options": self.web_search_options is not None,
+        }
+        return next((name for name, is_asked in refused.items() if is_asked), "") or super().unsupported()
 
     def command(self, seed: int) -> GenerateCommand:
         """What is asked of the model. ``seed``: where the request names none.
 
         Raises:
-            MessageError: ``tool_choice`` forces a call of what is not among ``tools``, or two of them have one name.
+            MessageError: ``tool_choice`` forces a call of what is not among ``tools``, two of them have one name, or one is no
+                function; or an option goes with another that is not set.
         """
-        self._check_names()
+        self._check_stream()
+        if self.top_logprobs and not self.logprobs:
+            raise MessageError("top_logprobs go with logprobs: set that to true, or leave them out", "top_logprobs")
+        self._check_tools()
         tokens, choice = self.max_completion_tokens or self.max_tokens, self._choice()
         return GenerateCommand(
             "1",
@@ -152,13 +190,20 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
             likeliest=(self.top_logprobs or 0) if self.logprobs else None,
         )
 
-    def _check_names(self) -> None:
+    def _check_tools(self) -> None:
         seen: set[str] = set()
-        for tool in self.tools or ():
+        for number, tool in enumerate(self.tools or (), 1):
             name = function_of(tool).get("name")
-            if isinstance(name, str) and name in seen:
+            if (
+                tool.get("type", "function") != "function"
+                or not isinstance(name, str)
+                or not 0 < len(name) <= MAX_FUNCTION
+            ):
+                form = '{"type": "function", "function": {"name": ...}}'
+                raise MessageError(f"tool {number} is no function with a name: it is written as {form}", "tools")
+            if name in seen:
                 raise MessageError(f"two of tools are called {name!r}: a call would not tell which", "tools")
-            seen |= {name} if isinstance(name, str) else set()
+            seen.add(name)
 
     def _choice(self) -> ToolChoice:
         several = self.parallel_tool_calls is not False
@@ -175,9 +220,9 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True):
-    """A text to go on with."""
+    """A text to go on with, also as a list of one, as some clients write it."""
 
-    prompt: Annotated[str, Meta(min_length=1, max_length=MAX_TEXT)]
+    prompt: PromptText | Annotated[tuple[PromptText, ...], Meta(min_length=1, max_length=1)]
     suffix: str | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     echo: bool | None = None
@@ -193,10 +238,11 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
         return next((name for name, is_asked in refused.items() if is_asked), "") or super().unsupported()
 
     def command(self, seed: int) -> GenerateCommand:
-        """What is asked of the model; without ``max_tokens`` sixteen tokens, as of old."""
+        """What is asked of the model; without ``max_tokens`` sixteen tokens, as of old. Raises MessageError as that of chats."""
+        self._check_stream()
         return GenerateCommand(
             "1",
-            self.prompt,
+            self.prompt if isinstance(self.prompt, str) else self.prompt[0],
             tokens=self.max_tokens or 16,
             sampling=self._sampling(seed),
             schema=None if self.response_format is None else self.response_format.schema,
@@ -411,12 +457,16 @@ _CODES = {401: "invalid_api_key", 429: "rate_limit_exceeded"}
 
 
 def told(status: int) -> int:
-    """A status of the coordinator's as clients of this API know it."""
-    return 400 if status in (413, 422) else status
+    """A status of the coordinator's as clients of this API know it.
+
+    They ask again after 409, by themselves: what stands against a request here does not pass so soon.
+    """
+    return 400 if status in (409, 413, 422) else status
 
 
 def api_error(status: int, code: str, detail: str, field: str) -> tuple[int, ApiError]:
     """An error of the coordinator's as clients of this API know it, with its status there."""
     known = told(status)
     kind = _TYPES.get(known, "invalid_request_error" if known < 500 else "server_error")
-    return known, ApiError(ApiFault(detail, kind, field or None, _CODES.get(known, code)))
+    code = "model_not_found" if known == 404 and field == "model" else _CODES.get(known, code)
+    return known, ApiError(ApiFault(detail, kind, field or None, code))

@@ -27,6 +27,7 @@ class PrivateSession(View, frozen=True):
         node: who is to talk, and its Ed25519 key. ``name``: what its owner calls it.
         tokens: of prompts and answers, at most. ``expires``: Unix seconds until which the offer is taken.
         nodes: of how many it may take an answer: more than one where they hold the model together.
+        beside: the others of these, which read some of the words. ``beside_names``: what their owners call them.
     """
 
     session: PrivateId
@@ -36,6 +37,8 @@ class PrivateSession(View, frozen=True):
     tokens: int
     expires: int
     nodes: int = 1
+    beside: tuple[NodeAddress, ...] = ()
+    beside_names: tuple[Untrusted, ...] = ()
 
 
 class SealedOffer(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -27,7 +27,7 @@ from trainer.data.data import TokenFile
 from trainer.data.folder import load_config
 from trainer.files.inputs import InputFolder
 from trainer.operations.tracer import record_of
-from trainer.worker.dispute_player import Player
+from trainer.worker.dispute_player import DisputePlayer
 
 STEPS = 3
 
@@ -36,9 +36,9 @@ async def chunks(data: bytes) -> AsyncIterator[bytes]:
     yield data
 
 
-def player(done: Committed, folder: Path, meddle: Callable[[], Meddle] | None = None) -> Player:
+def player(done: Committed, folder: Path, meddle: Callable[[], Meddle] | None = None) -> DisputePlayer:
     told = auditor(folder, done.spec), command(done, STEPS - 1), done.opening(STEPS - 1)
-    return Player(*told) if meddle is None else StubbornPlayer(*told, meddle)
+    return DisputePlayer(*told) if meddle is None else StubbornPlayer(*told, meddle)
 
 
 def product_of(done: Committed, folder: Path) -> int:
@@ -47,7 +47,7 @@ def product_of(done: Committed, folder: Path) -> int:
     return next(index for index in range(100, len(leaves)) if "mm" in record_of(leaves[index]).name)
 
 
-async def played(dispute: Dispute, players: dict[Side, Player], artifacts: ArtifactStore) -> Dispute:
+async def played(dispute: Dispute, players: dict[Side, DisputePlayer], artifacts: ArtifactStore) -> Dispute:
     while disputes.question(dispute) is not None:
         for side in SIDES:
             query = disputes.query_for(dispute, side)
@@ -68,7 +68,7 @@ async def test_one_wrong_bit_of_a_real_step_is_found_and_a_process_of_its_own_sa
     done = commit_round(pipeline("llama", 2, tokens, training(commit_every=STEPS)), 1, STEPS, 12)
     artifacts = DiskArtifacts(tmp_path / "artifacts")
     lied = product_of(done, folder)
-    players: dict[Side, Player] = {
+    players: dict[Side, DisputePlayer] = {
         "prover": player(done, folder),
         "challenger": player(done, folder, flip(lied)),
     }

@@ -31,6 +31,7 @@ from protocol import codec
 from protocol.node import Goodbye
 from protocol.task import TaskFailed, WorkerLog, WorkerLogLine
 from tests.support.hostile import ALL, OWN, TEXTS, acts, hostile
+from tests.test_banned_calls import parsed
 
 ROOT = Path(__file__).parents[2]
 SHOWN_BY_OTHERS = (
@@ -257,10 +258,11 @@ def test_a_log_record_is_one_line_and_its_traceback_is_indented(name: str) -> No
 
 # --- no way around ----------------------------------------------------------------------------------------------------------
 
+# The latter is a program of its own in a container.
 DOORS = {
     "common/terminal.py",
     "desktop/agent/sandbox/egress.py",
-}  # The latter is a program of its own in a container.
+}
 TOOLS = ("trainer/__main__.py", "installer/")  # Print JSON for programs of ours, in ASCII; build things.
 
 
@@ -271,7 +273,7 @@ def test_nothing_but_the_doors_writes_to_a_terminal() -> None:
             name = file.relative_to(ROOT).as_posix()
             if name in DOORS or name.startswith(TOOLS):
                 continue
-            for node in ast.walk(ast.parse(file.read_text())):
+            for node in ast.walk(parsed(file)):
                 called = ast.unparse(node.func) if isinstance(node, ast.Call) else ""
                 if called in ("print", "sys.stdout.write", "sys.stderr.write", "sys.stdout.writelines"):
                     found.append(f"{name}:{node.lineno} {called}")

@@ -72,6 +72,7 @@ class Bench:
             generator=generator,
             deliveries=AllDelivered(self.store, self.clock),
         )
+        self.store = self.parts.context.store  # What a test changes is noticed, as what the coordinator does is.
 
     async def enter(
         self, number: int, held: tuple[HeldLease, ...] = (), nonce: bytes = NONCE, address: str = "", **fields: Any

@@ -175,6 +175,7 @@ async def opened(
             task.cancel()
         await asyncio.gather(*loops, return_exceptions=True)
         await server.close()
+        await parts.desk.close()
         await store.close()
 
 

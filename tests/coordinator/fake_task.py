@@ -14,9 +14,11 @@ from protocol.task import (
     AbandonRound,
     ApplyRound,
     AuditReport,
+    AwaitStages,
     BeginRound,
     BisectQuery,
     ExpectPeers,
+    JoinStages,
     LeafShown,
     OpeningMade,
     OpenOuter,
@@ -115,6 +117,8 @@ class FakeTask:
                 return self._begin(command)
             case AbandonRound():
                 self.abandoned = True
+                return []
+            case AwaitStages() | JoinStages():  # It holds a part of a model that answers, and is asked nothing here.
                 return []
             case ReduceRound():
                 self.shards.order(command)
@@ -249,9 +253,16 @@ class FakeTask:
             tokens=steps * 256,
             operations=1,
             loss=5.0 / (1 + begun.round) if last else None,
+            heldout=self._heldout(begun.round, replica),
         )
         last_step = begun.first_step + steps - 1
         return [Progress(begun.plan.epoch, begun.round, last_step, steps * 256, commit.loss), commit]
+
+    def _heldout(self, number: int, replica: int) -> float | None:
+        """What an owner tells of its loss, where that is no part of a sum: its noise is its number."""
+        federated = self.assign.spec.federated
+        privacy = None if federated is None or federated.sum == "secure" else federated.privacy
+        return None if privacy is None or privacy.heldout is None else 4.0 / (1 + number) + replica
 
     def look(self) -> list[TaskReport]:
         """Report pseudo-gradients that have come in since the last look."""

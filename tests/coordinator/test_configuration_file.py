@@ -8,7 +8,7 @@ from sqlalchemy.engine import make_url
 from coordinator import cli
 from coordinator.admin import backup
 from coordinator.admin import cli as accounts
-from coordinator.config import IdentityConfig
+from coordinator.config import IdentityConfig, RetentionPolicy
 from coordinator.settings import database_of
 
 GOOD = """
@@ -102,6 +102,15 @@ def test_a_file_that_cannot_be_used_is_told(
         cli.main(["--config", written(tmp_path, text), "--check-config"])
     assert ended.value.code == cli.EXIT_USAGE
     assert says in capsys.readouterr().err
+
+
+def test_for_how_long_files_stay_is_read_and_bounded(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = written(tmp_path, GOOD + "keep-job-files = 7\nkeep-uploads = 365\n")
+    assert cli._config(cli._parser().parse_args(["--config", file])).retention == RetentionPolicy(7, 365)
+    for word, days in (("--keep-job-files", "6"), ("--keep-uploads", "0"), ("--keep-uploads", "3651")):
+        with pytest.raises(SystemExit):
+            cli.main(["--config", file, word, days, "--check-config"])
+        assert f"{days} is out of bounds" in capsys.readouterr().err
 
 
 def test_who_may_lend_is_read_from_the_file_and_its_list_is_checked(

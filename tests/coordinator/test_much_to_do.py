@@ -65,7 +65,7 @@ async def test_what_has_arrived_is_in_time_but_nobody_stretches_a_deadline_for_e
     assert late(session.node, 100.0, now=100.1), "whoever is gone has nothing here"
 
 
-async def test_answers_about_audits_that_wait_are_one_change_and_everything_keeps_its_order() -> None:
+async def test_reports_of_a_lease_that_wait_are_handled_together_and_everything_keeps_its_order() -> None:
     def answer(seq: int, lease: str = "one", fence: int = 1) -> Report:
         return Report(lease, fence, seq, AuditReport("a" * 32, "match"))
 
@@ -85,10 +85,20 @@ async def test_answers_about_audits_that_wait_are_one_change_and_everything_keep
     for message in come:
         waiting.put_nowait(message)
     turns = signal._in_turn(waiting)
-    batches = [[first, *more] for first, more in [await anext(turns) for _ in range(5)]]
+    batches = [[first, *more] for first, more in [await anext(turns) for _ in range(3)]]
     with pytest.raises(MessageError, match="no message"):
         await anext(turns)
-    assert batches == [[answer(1), answer(2), answer(3)], [failed], [answer(5)], [other], [answer(6, fence=2)]]
+    assert batches == [[answer(1), answer(2), answer(3), failed, answer(5)], [other], [answer(6, fence=2)]]
+
+
+async def test_of_one_node_so_many_reports_are_asked_for_at_once_that_others_come_in_between() -> None:
+    waiting: asyncio.Queue[NodeMessage | Exception | None] = asyncio.Queue()
+    for seq in range(1, 2 * signal.MAX_TOGETHER + 2):
+        waiting.put_nowait(Report("one", 1, seq, AuditReport("a" * 32, "match")))
+    turns = signal._in_turn(waiting)
+    batches = [[first.seq, *(one.seq for one in more)] for first, more in [await anext(turns) for _ in range(3)]]  # type: ignore[union-attr]
+    assert [len(batch) for batch in batches] == [signal.MAX_TOGETHER, signal.MAX_TOGETHER, 1]
+    assert [seq for batch in batches for seq in batch] == list(range(1, 2 * signal.MAX_TOGETHER + 2))
 
 
 async def test_who_stood_still_gives_everybody_the_time_it_missed(config: Config) -> None:

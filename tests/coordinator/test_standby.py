@@ -27,6 +27,7 @@ from tests.coordinator.test_serve import start as start_process
 from tests.support.addresses import free_port
 from tests.support.clock import VirtualClock
 from tests.support.databases import Postgres, needs_postgres
+from tests.support.wait import HANGS_S
 
 pytestmark = needs_postgres
 
@@ -118,7 +119,7 @@ async def test_who_was_replaced_changes_nothing_and_hears_of_it(waiting: Waiting
     assert refused.value.cause == "another coordinator has taken over"
     await note(new, "mine")
     assert await noted(new) == ["before", "mine"]
-    async with asyncio.timeout(10), first.kept() as lost:
+    async with asyncio.timeout(HANGS_S), first.kept() as lost:
         await lost.wait()
     assert not await first.take(), "its end has not freed the place of the other"
     await new.close()

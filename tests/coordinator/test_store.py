@@ -33,6 +33,7 @@ from tests.coordinator.fakes import WALLET, profile, spec
 from tests.coordinator.jobs.test_lifecycle import JOB
 from tests.ledger.world import World
 from tests.support.databases import migrate_a_copy, needs_postgres
+from tests.support.wait import HANGS_S
 
 
 @pytest.fixture(params=["memory", "sqlite in memory", "sqlite file", pytest.param("postgresql", marks=needs_postgres)])
@@ -118,7 +119,7 @@ async def test_who_is_cancelled_within_a_statement_leaves_the_store_to_others(st
         cancelled += task.cancel()
         with suppress(asyncio.CancelledError):
             await task
-        async with asyncio.timeout(8):
+        async with asyncio.timeout(HANGS_S):
             await work(1_000 + number)
     assert cancelled > 20 or isinstance(store, MemoryStore), "in memory nothing takes time"
     async with store.transaction() as tx:

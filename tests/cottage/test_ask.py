@@ -15,13 +15,15 @@ from coordinator.errors import UnavailableError
 from cottage import private
 from cottage.ask import main
 from cottage.private import PrivateClient, PrivateRefusedError
+from protocol.asking import fault_of
 from protocol.identity import NodeKey
-from protocol.job.job import JobSpec, ModelSpec, ServedAdapter, ServeSpec
+from protocol.job.job import JobSpec, ModelSpec, ServedAdapter, ServeSpec, TokenizerSpec
 from protocol.rest.private import NewPrivateSession, PrivateSession
 from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport
 from tests.coordinator.serving.talking_homes import LONG
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_life import started
+from tests.support.wait import HANGS_S
 
 SECRET = "quokka in the larder"
 COMMAND = GenerateCommand("1", SECRET, sampling=Sampling(seed=5))
@@ -60,10 +62,22 @@ async def test_the_command_prints_the_answer_and_who_read_the_words(
     chat, text = house.private.models[home].asked
     assert (chat.messages, text.prompt) == (({"role": "user", "content": SECRET},), SECRET)
     assert chat.sampling.seed == text.sampling.seed == 5
-    async with asyncio.timeout(10):  # The last one is on its way while the command ends.
+    async with asyncio.timeout(HANGS_S):  # The last one is on its way while the command ends.
         while len(house.private.signed) < 2:
             await asyncio.sleep(0.01)
     assert [one.tokens for one in house.private.signed.values()] == [4, 4]
+
+
+async def test_who_holds_the_model_with_the_node_is_said_to_have_read_some_of_the_words(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, (home, other) = await started(house), (key.address for key in house.private.keys)
+    house.private.beside = [other]
+    words = [job, SECRET, "--server", house.url, "--loopback"]
+    assert await asyncio.to_thread(main, [*words, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"] == [home, other]
+    assert await asyncio.to_thread(main, words) == 0
+    assert f"read by {home}, and in part by {other}, which hold the model with it;" in capsys.readouterr().err
 
 
 async def test_an_adapter_is_asked_by_its_name_at_v1(house: House, capsys: pytest.CaptureFixture[str]) -> None:
@@ -78,6 +92,32 @@ async def test_an_adapter_is_asked_by_its_name_at_v1(house: House, capsys: pytes
     assert house.private.models[house.private.keys[0].address].asked[-1].adapter == 2
     assert await asyncio.to_thread(main, [f"{job}:{'0c' * 16}", SECRET, *words]) == 1
     assert f"has no adapter of job '{'0c' * 16}': {job}:{adapters[0].job}, " in capsys.readouterr().err
+
+
+async def test_a_model_without_a_template_is_told_before_a_node_is_named(
+    house: House, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, words = await started(house), ["--server", house.url, "--loopback"]
+    found = house.cluster._find(job)
+    tokenizer = TokenizerSpec("file", file="b" * 64)
+    spec = JobSpec("a job", ModelSpec(config={}, weights="a" * 64), 1_000_000, tokenizer=tokenizer, serve=ServeSpec())
+    found.view = msgspec.structs.replace(found.view, spec=spec, state="running")
+    assert await asyncio.to_thread(main, [job, SECRET, *words]) == 1
+    assert "this model has no chat template: have it continue the text, with --text" in capsys.readouterr().err
+    assert not house.private._tickets
+    assert await asyncio.to_thread(main, [job, SECRET, *words, "--text"]) == 0
+    assert capsys.readouterr().out == f"{SECRET}\n"
+
+
+async def test_too_long_an_answer_is_refused_by_the_node_in_the_words_of_v1(
+    house: House, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job, words = await started(house), ["--server", house.url, "--loopback", "--text"]
+    model = house.private.models[house.private.keys[0].address]
+    model.refuses = fault_of(GenerateCommand("1", SECRET, tokens=100_000), 64, "")
+    assert await asyncio.to_thread(main, [job, SECRET, *words, "--tokens", "100000"]) == 1
+    assert model.refuses[1] in capsys.readouterr().err
+    assert len(model.asked) == 1, "no other node is asked for it"
 
 
 async def test_what_cannot_be_asked_is_said_with_its_exit_code(
@@ -118,7 +158,7 @@ async def test_one_session_has_several_answers_and_signs_for_all_of_them(house: 
         assert await said(client) == SECRET
         assert (await said(client, msgspec.structs.replace(COMMAND, prompt="long"))).split()[-1] == str(LONG - 1)
         assert len(client.nodes) == 1
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         while [one.answers for one in house.private.signed.values()] != [2]:
             await asyncio.sleep(0.02)
     assert [(one.prompt, one.tokens) for one in house.private.signed.values()] == [(14, LONG + 4)]

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from cottage.demo.processes import Household, RoleError, output_of, wait_for_file
+from tests.support.wait import HANGS_S
 
 SLEEP = ["-c", "import time; print('up', flush=True); time.sleep(600)"]
 STUBBORN = [
@@ -43,7 +44,7 @@ async def test_a_role_that_ignores_sigterm_dies_with_its_children(
     role = await household.start("node-1", [*STUBBORN, str(pid_file)])
     child = int(await wait_for_file(pid_file, role, 20))
     await household.close()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANGS_S):
         while _alive(child):
             await asyncio.sleep(0.01)
     assert not _alive(role.pid)
@@ -86,7 +87,7 @@ async def test_cancelling_ends_the_program_that_was_waited_for(tmp_path: Path) -
     pid_file = tmp_path / "pid"
     words = ["-c", f"import os, time; open({str(pid_file)!r}, 'w').write(str(os.getpid())); time.sleep(600)"]
     task = asyncio.create_task(output_of(words))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANGS_S):
         while not pid_file.exists() or not pid_file.read_text():
             await asyncio.sleep(0.01)
     task.cancel()

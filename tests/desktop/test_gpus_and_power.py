@@ -27,6 +27,7 @@ from tests.desktop.conftest import StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from tests.desktop.lending.test_keeper import Sensed, is_frozen
 from tests.desktop.nvml_double import Card, Driver
+from tests.support.wait import HANGS_S
 
 FIRST, SECOND = "GPU-5d1c0e2a-1111-2222-3333-444455556666", "GPU-9f00aa12-1111-2222-3333-444455556666"
 
@@ -213,7 +214,7 @@ async def test_a_cap_that_nothing_can_hold_says_so(cards: Driver) -> None:
     cap = PowerCap(FIRST, lambda: [job], Ahead())
     cap.hold(250)
     running = asyncio.create_task(cap.run())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         while cap.held != "not":
             await asyncio.sleep(0.001)
     running.cancel()

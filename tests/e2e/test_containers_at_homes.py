@@ -5,16 +5,24 @@ elsewhere; what is not installed here is named.
 """
 
 import importlib.util
+import io
 import json
+import os
+import re
 import shutil
+import sys
+from importlib import metadata
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from coordinator.client import Client
 from cottage.demo.processes import output_of
-from tests.e2e.mapped_homes import EXAMPLES, below, built, mapped_homes
+from installer.image import host
+from tests.e2e.mapped_homes import ENV, EXAMPLES, below, built, mapped_homes
 from tests.e2e.smollm2 import smollm2  # noqa: F401 - a fixture
+from tests.support.arrays.images import files, saved
 
 pytestmark = [pytest.mark.e2e, pytest.mark.slow, pytest.mark.docker, pytest.mark.long, pytest.mark.timeout(900)]
 
@@ -90,3 +98,46 @@ async def test_a_corpus_is_embedded_and_a_checker_decides_on_the_vectors(
         sea, moon = vectors[0::2], vectors[1::2]
         alike = (sea @ sea.T)[np.triu_indices(8, 1)].mean()
         assert alike > (sea @ moon.T).mean(), "lines about one thing lie nearer to each other"
+
+
+FLOWER = EXAMPLES / "flower"
+LOADED = (
+    "import json, sys, client, flwr.common.serde; print(json.dumps([name for name in sys.modules if '.' not in name]))"
+)
+
+
+async def with_flower(path: Path) -> Path:
+    """What ``docker save`` would write of the Dockerfile's image: the packages that the app loads, and the app."""
+    names = json.loads((await output_of(["-c", LOADED], FLOWER)).strip().splitlines()[-1])
+    owners = metadata.packages_distributions()
+    wanted = sorted({owner for name in names for owner in owners.get(name, []) if owner != "cottage"})
+    tree = io.BytesIO()
+    host.write_tree(tree, {name: metadata.distribution(name) for name in wanted})
+    app = files({"app/client.py": (FLOWER / "client.py").read_bytes()})
+    return saved(path, [tree.getvalue(), app], {"Env": ENV})
+
+
+async def test_a_server_app_trains_over_two_homes_and_its_rounds_are_paid(
+    tmp_path: Path, docker_engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if importlib.util.find_spec("flwr") is None:
+        pytest.skip("flwr is not installed: pip install flwr==1.42.0")  # Not with our constraints: it has others.
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(str(Path(one).absolute()) for one in sys.path))
+    image = await with_flower(tmp_path / "flower.tar")
+    await output_of([str(FLOWER / "points.py"), "parts", "2"], tmp_path)
+    async with mapped_homes(tmp_path, 2, monkeypatch) as homes:
+        await homes.push(image, "flower:1")
+        async with Client(homes.run.network.web) as client:
+            (pushed,) = await client.images()
+            words = [homes.run.network.web, pushed.artifact, "parts/part0.csv", "parts/part1.csv"]
+            said = await output_of([str(FLOWER / "server.py"), *words], tmp_path)
+            jobs = await client.jobs()
+            nodes = [await client.nodes(job.id) for job in jobs]
+    assert len(jobs) == 4
+    assert {job.state for job in jobs} == {"settled"}
+    assert all(node.paid > 0 for own in nodes for node in own), "both homes had a part in each round"
+    (cost,) = re.findall(r"It cost ([0-9.]+)\.", said)
+    assert round(float(cost) * 1e6) == sum(job.paid for job in jobs)
+    with np.load(tmp_path / "model.npz") as model:
+        assert model["weights"].shape == (3,)
+        assert model["right"][-1] > 0.8

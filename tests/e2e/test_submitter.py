@@ -29,7 +29,7 @@ BAD_ROWS = {700: "", 1_400: "{", 2_100: '{"txt": "another name"}'}
 SECRET_ROW = 2_800
 BUDGET = "10"  # Tokens.
 LINE = 1_000_000  # Bytes a second that the browser may send, so that there is a middle of the upload.
-WHOLE = 240_000.0  # Milliseconds for the slowest step on two busy cores.
+WHOLE = 600_000.0  # Milliseconds: only what hangs takes so long, also beside other work.
 
 pytestmark = [
     pytest.mark.e2e,
@@ -146,8 +146,10 @@ async def corrected(page: Any) -> None:
 async def created(page: Any) -> str:
     """The price is shown, everything is shown once more, and it becomes a job; returns its id."""
     await page.wait_for_selector("#quote .price")
-    await page.click("button[value=review]")
-    await page.wait_for_selector("h1:has-text('Is this right?')")
+    review = page.locator("h1:has-text('Is this right?')")
+    while not await review.is_visible():  # A busy machine is still checking the data, and the page asks for patience.
+        await page.click("button[value=review]")
+        await review.or_(page.locator("#errors:has-text('still being checked')")).wait_for()
     await page.screenshot(path=PICTURES / "story-review.png", full_page=True)
     await page.click("button[value=create]")
     await page.wait_for_selector("h2:has-text('Fund it')")

@@ -29,6 +29,7 @@ class Bed:
     def __init__(self, homes: Homes, secret: Path, port: int) -> None:
         self.homes = homes
         self.secret = secret
+        self.port = port
         self.relay = f"turn:{MAIN}:{port}?transport=udp"
 
     def words(self, *more: str) -> list[str]:
@@ -41,6 +42,12 @@ class Bed:
         assert process.returncode == code, complaint.decode()
         found: dict[str, Any] = json.loads(out)
         return found
+
+    async def plain_ping(self) -> float:
+        """The round trip to the relay without a word of ours, in milliseconds."""
+        own = await self.homes.home(1).python("tests.nettest.plain_ping", MAIN, str(self.port), stdout=subprocess.PIPE)
+        out, _ = await own.communicate()
+        return float(out)
 
 
 @contextlib.contextmanager

@@ -78,13 +78,20 @@ async def test_the_round_trip_is_that_of_the_line(bed: Bed, rtt_ms: float) -> No
     bed.homes.set_nat(1, Nat.PORT_CONE)
     bed.homes.set_link(1, Link(rtt_ms=rtt_ms))
     to_relay = rtt_ms / 2  # Between two homes the line is crossed twice as often.
-    measured: list[tuple[float, float]] = []
-    while not measured or (min(measured) > (0, to_relay + 2) and len(measured) < TRIES):
-        [relay] = (await bed.nettest("--no-speed"))["relays"]
-        measured.append((relay["loss"], relay["rtt_s"] * 1000))
-    lost, best = min(measured)
-    assert lost == 0, measured
-    assert to_relay <= best <= to_relay + 2, measured
+    measured: list[tuple[float, float, float]] = []
+    while not measured or not _is_of(min(measured), to_relay):
+        found, plain_ms = await asyncio.gather(bed.nettest("--no-speed"), bed.plain_ping())
+        [relay] = found["relays"]
+        measured.append((relay["loss"], relay["rtt_s"] * 1000, plain_ms))
+        if len(measured) == TRIES:
+            break
+    assert _is_of(min(measured), to_relay), measured
+
+
+def _is_of(measured: tuple[float, float, float], to_relay: float) -> bool:
+    """Whether nothing was lost and the round trip is the line's; a busy machine makes a plain socket's longer, too."""
+    lost, ours, plain = measured
+    return lost == 0 and to_relay <= ours <= max(to_relay, plain) + 2
 
 
 async def test_losses_are_counted(bed: Bed) -> None:

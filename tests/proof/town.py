@@ -149,7 +149,7 @@ class Town:
             await self.parts.upkeep.assemble_next()
         await self.parts.referee.poll()
         await self.parts.lanes.drain()
-        await self.parts.beacons.poll()
+        await self.parts.draw_blocks.poll()
         await self.parts.stakes.look()
 
     async def stake(self, node: SimNode) -> None:

@@ -49,7 +49,16 @@ def test_updates_are_private_unless_the_document_says_that_they_are_not() -> Non
 
 
 SECURE: dict[str, object] = {"federated__sum": "secure", "federated__least_owners": 3}
+EXAMPLE: dict[str, object] = {"unit": "example", "sampling": 0.01}
 REFUSED = {
+    "takes none of it: leave it out": {"federated__privacy": EXAMPLE | {"heldout": {"share": 0.2}}},
+    "a bit with noise 1.5 tells as much as an update with noise 3:": {
+        "federated__privacy": {
+            "noise_multiplier": 1.5,
+            "adaptive": {"bit_noise": 1.5},
+            "heldout": {"share": 0.75},
+        }
+    },
     "names no dataset": {"dataset": {"artifact": "0" * 64}},
     "not tried with the model of a federated job": {"evaluation": {"tasks": ["arc_easy"]}},
     "made from data, which stays": {"tokenizer__kind": "bpe"},
@@ -66,7 +75,11 @@ REFUSED = {
     "no round could begin": {"federated__least_owners": 4},
     "length >= 2": {"federated__owners": OWNERS[:1]},
     "federated.privacy.epsilon": {"federated__privacy": {"epsilon": 0}},
-    "unit": {"federated__privacy": {"unit": "example"}},
+    "privacy.sampling is missing": {"federated__privacy": {"unit": "example"}},
+    "gradients are clipped: leave it out": {"federated__privacy": EXAMPLE | {"adaptive": {}}},
+    "or set unit to example": {"federated__privacy": {"sampling": 0.1}},
+    "Expected .*<= 0.5": {"federated__privacy": EXAMPLE | {"sampling": 0.6}},
+    "noise is in each owner's own steps": SECURE | {"federated__privacy": EXAMPLE},
     "Set it to 3 or more; with more, each has less noise": {"federated__sum": "secure"},
     "hides two updates from nobody": {"federated__sum": "secure", "federated__owners": OWNERS[:2]},
     "with noise on their sum: give federated.privacy": SECURE | {"federated__privacy": None},
@@ -86,6 +99,16 @@ def test_sums_are_open_unless_the_document_says_otherwise_and_that_changes_no_di
     assert document_digest(read()) == document_digest(read(federated__sum="open"))
     assert read(**SECURE).federated.sum == "secure"  # type: ignore[union-attr]
     assert document_digest(read(**SECURE)) != document_digest(read(federated__least_owners=3))
+
+
+def test_the_unit_is_an_owner_unless_the_document_says_otherwise_and_that_changes_no_digest() -> None:
+    assert document_digest(read()) == document_digest(read(federated__privacy={"unit": "owner"}))
+    spec = read(federated__privacy=EXAMPLE)
+    assert spec.federated is not None
+    assert spec.federated.per_example
+    assert not read().federated.per_example  # type: ignore[union-attr]
+    assert msgspec.json.decode(msgspec.json.encode(spec), type=JobSpec) == spec
+    assert document_digest(spec) != document_digest(read(federated__privacy=EXAMPLE | {"sampling": 0.02}))
 
 
 def test_a_job_that_learns_from_nothing_is_told_of_all_three_ways() -> None:

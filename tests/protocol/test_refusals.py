@@ -28,6 +28,7 @@ class Outer(msgspec.Struct, forbid_unknown_fields=True):
     flag: bool = False
     some: Annotated[tuple[int, ...], Meta(min_length=1, max_length=2)] = (1,)
     data: bytes = b""
+    keyed: dict[Annotated[str, Meta(pattern=r"^[a-z]*$")], int] = {}
 
 
 class First(msgspec.Struct, tag="first"):
@@ -59,6 +60,7 @@ class Second(msgspec.Struct, tag="second"):
         ({"name": ""}, "name must not be empty"),
         ({"name": "aaaa"}, "name must have at most 3 characters"),
         ({"name": "A"}, "name has characters that are not taken here"),
+        ({"keyed": {"A": 1}}, "keyed has a name that has characters that are not taken here"),
         ({"name": 3}, "name must be text, not a whole number"),
         ({"counts": {"k": "v"}}, "counts (one of its entries) must be a whole number, not text"),
         ({"digest": "abc"}, "digest must be 64 characters of 0-9 and a-f"),

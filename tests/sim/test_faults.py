@@ -232,9 +232,8 @@ async def test_a_class_that_nobody_has_is_no_way_out_of_audits_and_costs_stake_t
     assert {a.blame for a in audits if a.node == evader and a.state == "failed"} <= {"misstated", "gone"}
     failed = {(a.epoch, a.round) for a in audits if a.node == evader and a.blame == "misstated"}
     assert failed
-    trained = [
-        a for a in audits if a.outer is None
-    ]  # An outer step is bit-equal in every class: of it, an audit may pass.
+    # An outer step is bit-equal in every class: of it, an audit may pass.
+    trained = [a for a in audits if a.outer is None]
     assert not any(a.node == evader and a.state in ("passed", "void") for a in trained)
     commits: list[CommitRecord] = await read(world, CommitRecord, job)
     drawn = [c for c in commits if c.node == evader and (c.epoch, c.round) in failed]

@@ -13,6 +13,7 @@ from coordinator.services.payments import tallies
 from coordinator.services.payments.escrows import ESCROW_MARGIN
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, CreditRecord, EventRecord, NodeRecord, RoundRecord
+from protocol.task import TaskReady, TaskReport
 from tests.coordinator.fakes import spec
 from tests.sim.test_faults import TURNS_TO_END, check, gather_nodes, open_rows, read, run_world, submit, timeline
 from tests.sim.world import SimNode, World
@@ -126,6 +127,74 @@ async def test_one_auditor_serves_two_jobs() -> None:
         if all([(await _job(world, job)).state is JobState.SETTLED for job in jobs]):
             break
     assert [(await _job(world, job)).state for job in jobs] == [JobState.SETTLED] * 2
+
+
+async def _settles(world: World, job: str, turns: int) -> Job:
+    """The job, once it is settled, or after so many turns."""
+    for _ in range(turns):
+        await world.turn()
+        if (await _job(world, job)).state is JobState.SETTLED:
+            break
+    return await _job(world, job)
+
+
+async def _behind(world: World) -> tuple[str, str]:
+    """A long job whose looks never run out, and another one that begins once the auditor is with that one."""
+    await gather_nodes(world)
+    long = await submit(world, 2, 2, spec(2, 2, tokens=400 * 1024))
+    await advance(world, long, 4)
+    return long, await submit(world, 2, 2, spec(2, 2, tokens=3 * 1024))
+
+
+async def test_an_auditor_leaves_a_job_whose_looks_never_run_out_for_older_looks_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("coordinator.domain.audits.auditors.MOST_LOOKS", 6)
+    world = watched(11, nodes=9, n9={"rerun": 4.0})
+    long, short = await _behind(world)
+    assert (await _settles(world, short, TURNS_TO_END)).state is JobState.SETTLED
+    stored = await _job(world, long)
+    assert stored.state is JobState.RUNNING, "the other one had work for it all the time"
+    audits: list[Audit] = await read(world, Audit, long)
+    assert not [audit for audit in audits if audit.blame == "unlooked"]
+    assert all(audit.looks <= 1 for audit in audits), "it leaves between two looks, not in the middle of one"
+
+
+async def test_an_auditor_that_starts_stays_for_the_looks_that_it_has_come_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its class is known before its worker says it: it was taken for one that could look at outer steps only."""
+    monkeypatch.setattr("coordinator.domain.audits.auditors.MOST_LOOKS", 6)
+    world = watched(11, nodes=9, n9={"rerun": 4.0})
+    start_late(world.nodes[8], 20.0)
+    long, short = await _behind(world)
+    assert (await _settles(world, short, TURNS_TO_END // 2)).state is JobState.SETTLED
+    own = world.nodes[8].key.address
+    held: list[Lease] = [*await read(world, Lease, long), *await read(world, Lease, short)]
+    gone = [lease for lease in held if lease.node == own and lease.end == "replaced"]
+    assert gone
+    assert all(lease.env_class for lease in gone), "none before it had looked at anything"
+
+
+def start_late(node: SimNode, seconds: float) -> None:
+    """Its workers take so long until they are ready."""
+    starting: list[tuple[float, str, list[TaskReport]]] = []
+    say, work = node.say, node.work
+
+    def say_later(lease: str, bodies: list[TaskReport]) -> None:
+        if any(isinstance(body, TaskReady) for body in bodies):
+            starting.append((node.world.clock.t + seconds, lease, bodies))
+        else:
+            say(lease, bodies)
+
+    def work_later() -> None:
+        while starting and starting[0][0] <= node.world.clock.t:
+            _, lease, bodies = starting.pop(0)
+            if lease in node.tasks:
+                say(lease, bodies)
+        work()
+
+    node.say, node.work = say_later, work_later  # type: ignore[method-assign]
 
 
 async def _job(world: World, job: str) -> Job:

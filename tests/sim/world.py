@@ -497,7 +497,7 @@ class World:
             self._carried = self.clock.t
             self.chain.height += 1
             await parts.lanes.drain()
-            await parts.beacons.poll()
+            await parts.draw_blocks.poll()
             await parts.referee.poll()
             await parts.canaries.poll()
             await parts.stakes.look()

@@ -67,6 +67,12 @@ class Postgres:
         self._run("createdb", "-h", str(self.folder), "-U", "cottage", name)
         return f"postgresql+asyncpg://cottage@/{name}?host={self.folder}"
 
+    @property
+    def process(self) -> int:
+        """The number of its first process."""
+        assert self._process is not None
+        return self._process.pid
+
     def kill(self) -> None:
         """Kill -9, all of its processes."""
         self._signal(signal.SIGKILL)

@@ -10,6 +10,7 @@ PLACES = (
     "tests/installer/test_first_hours.py",
     "tests/installer/test_portable_package.py",
     "tests/installer/test_program_of_a_provider.py",
+    "tests/e2e/test_arrays_under_kills.py",
     "tests/e2e/test_containers_at_homes.py",
     "tests/e2e/test_demo.py::test_a_pipeline_of_docker_sandboxes_trains_and_is_paid",
 )

@@ -39,6 +39,7 @@ from protocol.task import (
     Validation,
 )
 from protocol.worker import (
+    OwnData,
     PeerDeliver,
     PeerSend,
     RecordKept,
@@ -128,6 +129,8 @@ class Router:
     def __init__(self, folder: Path, spec: JobSpec, job_folder: Path, by_command: bool = False) -> None:
         self.by_command = by_command or DEVICE != "cpu"  # What a fork has of a card is of no use to it.
         self.device = DEVICE
+        self.own: OwnData | None = None
+        """What all owners of a federated job have."""
         self.recording = False
         """Whether workers tell what their rounds could be opened from by others."""
         self.keeping = False
@@ -205,6 +208,7 @@ class Router:
             self.device,
             records=self.recording,
             restored=len(restored),
+            own=self.own,
         )
         await write_frame(handle.writer, setup)
         for part, data in restored:

@@ -27,6 +27,7 @@ from trainer.stage.model import Cut
 from trainer.stage.snapshots import SnapshotKeeper
 from trainer.stage.stage import Stage, StageState, vector_digest
 from trainer.stage.steps import Recorder, accumulate, digests
+from trainer.transfer import fetched
 
 VOCABULARY = 300
 SEQUENCE = 16
@@ -212,9 +213,11 @@ class Pipeline:
         return loss
 
 
-def pipeline(family: str, stages: int, tokens: TokenFile, spec: TrainingSpec, layers: int = 3) -> Pipeline:
+def pipeline(
+    family: str, stages: int, tokens: TokenFile, spec: TrainingSpec, layers: int = 3, device: str = "cpu"
+) -> Pipeline:
     config = config_of(family)
-    return Pipeline([Stage(config, cut, spec) for cut in cuts(layers, stages)], tokens)
+    return Pipeline([Stage(config, cut, spec, device=device) for cut in cuts(layers, stages)], tokens)
 
 
 @dataclass
@@ -265,7 +268,7 @@ def commit_round(
     position = Position.of(stage, len(line.stages), line.stages[0].training)
     own, spec = line.stages[stage], line.stages[stage].training
     micros = crossings(spec)
-    anchor = own.values().clone()
+    anchor = fetched(own.values())
     method = outer_method(spec, own.slots, anchor.numel())
     carried_in = method.fresh(OuterState(anchor, torch.zeros_like(anchor))) if local is None else local
     if own.training.memory == "lean":

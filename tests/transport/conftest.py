@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from protocol.identity import NodeKey
+from tests.support.wait import HANGS_S
 from transport.messages.lanes import Lane
 from transport.messages.limits import PeerLimits
 from transport.peer.peer import PeerNet
@@ -18,7 +19,7 @@ logging.getLogger("aioice").setLevel(logging.WARNING)
 Tamper = Callable[[str, str, bytes], Sequence[tuple[str, str, bytes]]]
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 20.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = HANGS_S) -> None:
     """Return once ``condition`` holds; TimeoutError says that it never did."""
     async with asyncio.timeout(limit_s):
         while not condition():

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.wait import HANGS_S
 from transport.sctp.udp.proactor import DatagramTransport, mend
 
 PEER = ("127.0.0.1", 9)
@@ -97,7 +98,7 @@ async def turns(count: int = 5) -> None:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         while not condition():
             await asyncio.sleep(0.001)
 

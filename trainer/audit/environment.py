@@ -36,6 +36,8 @@ def configure(threads: int, device: str = "cpu") -> None:
     which takes five seconds and a hundred megabytes.
     """
     torch.set_num_threads(threads)
+    # What a library would have compiled here rounds otherwise than where there is no compiler.
+    os.environ.setdefault("TORCH_COMPILE_DISABLE", "1")
     if device.startswith("cuda"):
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)

@@ -88,7 +88,7 @@ def read_blob(tensors: Mapping[str, Tensor], name: str) -> bytes:
 
 
 def _packed(vector: Tensor) -> bytes:
-    return wrap(bytes(bytes_of(vector.contiguous())))
+    return wrap(bytes_of(vector.contiguous()))
 
 
 def _unpacked(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, length: int) -> Tensor:

@@ -25,7 +25,7 @@ from trainer.codecs import CodecName
 from trainer.data.data import Windows, micro_batches
 from trainer.data.marks import ids_of
 from trainer.errors import CodecError
-from trainer.stage.boundary_codec import Crossing
+from trainer.stage.boundary_codec import BoundaryCodec
 from trainer.stage.stage import Stage, StageState
 
 Quantity = Literal["parameters", "first moment", "second moment", "activations", "gradients", "norm", "loss"]
@@ -42,7 +42,7 @@ _SQUARE = struct.Struct("<d")
 def tolerances(training: TrainingSpec) -> Mapping[Quantity, float]:
     """The greatest distance of each quantity that is still near enough."""
     computed = _FULL if training.precision == "fp32" else _HALF
-    crossing, state = Crossing(training, 0), computed + (_SHORT if training.memory == "lean" else 0.0)
+    crossing, state = BoundaryCodec(training, 0), computed + (_SHORT if training.memory == "lean" else 0.0)
     return {
         "parameters": state,
         "first moment": state,

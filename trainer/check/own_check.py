@@ -11,14 +11,19 @@ from protocol.job.job import DatasetSpec, TokenizerSpec
 from protocol.rest.dataset import CheckRequest, DatasetReport, Severity
 from trainer.check.report import check
 from trainer.data.owned import datasets_in, scratch_folder
+from trainer.data.prepare import prepare
 from trainer.errors import DataError
+from trainer.formats.source import Dataset
 
+BY_BYTES = "Here a byte counts as a token, and most tokenizers make fewer"
 SEVERITIES = get_args(Severity)  # The worst first.
 
 
-def look_at(path: Path, how: DatasetSpec, sequence: int) -> OwnDataReport:
+def look_at(path: Path, how: DatasetSpec, sequence: int, one_in: int = 0) -> OwnDataReport:
     """What an owner's data holds, for that owner alone: each file is checked as an uploaded dataset is.
 
+    Args:
+        one_in: of so many pieces of text one is held back to tell a loss of; 0: none, or single examples are.
     Raises:
         DataError: nothing can be read there.
     """
@@ -40,6 +45,8 @@ def look_at(path: Path, how: DatasetSpec, sequence: int) -> OwnDataReport:
     problems = [_of_file(name, report.problem, len(files)) for name, report in reports if not report.usable]
     if not problems and (tokens := sum(report.tokens for _, report in reports)) <= sequence:
         problems = [f"{tokens:,} bytes of text are fewer than a sequence of {sequence} tokens takes: bring more text"]
+    if not problems and one_in:
+        problems = _too_little(files, sequence, one_in)
     return OwnDataReport(
         len(reports),
         sum(report.bytes for _, report in reports),
@@ -48,7 +55,20 @@ def look_at(path: Path, how: DatasetSpec, sequence: int) -> OwnDataReport:
         sum(report.characters for _, report in reports),
         tuple(sorted(findings, key=lambda found: SEVERITIES.index(found.severity))[:MAX_FINDINGS]),
         untrusted(problems[0] if problems else ""),
+        sum(report.tokens for _, report in reports),
     )
+
+
+def _too_little(files: list[Dataset], sequence: int, one_in: int) -> list[str]:
+    """Why a part of the data is too short for a window even if each byte is a token; empty: none is."""
+    with scratch_folder() as scratch:
+        try:
+            prepare(files[0], TokenizerSpec("bytes"), None, 1 / one_in, sequence, Path(scratch), more=files[1:])
+        except DataError as error:
+            return [f"{error.detail}. {BY_BYTES}"] if error.code == "too-short" else []
+        except OSError:
+            return []  # There is no room to try it in.
+    return []
 
 
 def _of_file(name: str, text: str, files: int) -> str:

@@ -18,10 +18,10 @@ _MAGIC = b"\x28\xb5\x2f\xfd"
 _SHORTEST = 9  # Magic, frame header and block header: a number of eight bytes may begin like a frame and is none.
 
 
-def wrap(data: bytes) -> bytes:
+def wrap(data: bytes | memoryview) -> bytes:
     """``data``, or its zstd frame where that is shorter."""
     packed = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compress(data)
-    return packed if len(packed) < len(data) else data
+    return packed if len(packed) < len(data) else bytes(data)
 
 
 def unwrap(data: bytes, limit: int) -> bytes:

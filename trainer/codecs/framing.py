@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import CodecError, NonFiniteError
+from trainer.transfer import HostCopy
 
 MAX_DIMENSIONS = 4
 AT_ONCE = 1 << 20  # Values of which codecs make others for a moment.
@@ -55,7 +56,7 @@ class Codec(Protocol):
 
 def frame(tensor: Tensor, codec: Codec) -> bytes:
     """Header and body of a tensor; raises ``NonFiniteError`` where it holds NaN or Inf."""
-    values = tensor.detach().to("cpu", torch.float32).contiguous()
+    values = HostCopy(tensor, torch.float32).arrived().contiguous()
     head = _HEAD.pack(_MAGIC, _VERSION, codec.code, values.dim()) + struct.pack(f"<{values.dim()}Q", *values.shape)
     return head + codec.encode_body(values)
 

@@ -116,6 +116,11 @@ class ChatTemplate:
         return bool(self._templates)
 
     @property
+    def text(self) -> str:
+        """All of them."""
+        return "\n".join(self._templates.values())
+
+    @property
     def changed(self) -> bool:
         """Whether the template leaves out thoughts of earlier turns, and is used so that it does not."""
         texts = self._templates.values() if self._learn == "answers" else ()
@@ -327,7 +332,8 @@ class ChatTemplate:
                 )
         except TemplateSyntaxError as error:
             broken = (
-                f"the chat template of {self._called} is broken in line {error.lineno}: {str(error.message)[:SHOWN]}"
+                f"the chat template of {self._called} is broken in line {error.lineno}: "
+                f"{str(error.message)[:SHOWN].rstrip('.')}"
             )
             raise UselessTemplateError(
                 "bad-template", f"{broken}; bring the tokenizer of the model's own folder"

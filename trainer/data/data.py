@@ -99,8 +99,12 @@ class TokenFile:
         return (len(self) - 1) // self._sequence
 
     def _windows(self, starts: NDArray[np.int64]) -> Windows:
-        windows = np.stack([self._read(at, at + self._sequence + 1) for at in starts.tolist()]).astype(np.int64)
-        if (largest := int(ids_of(windows).max())) >= self._vocabulary:
+        return self._checked(
+            np.stack([self._read(at, at + self._sequence + 1) for at in starts.tolist()]).astype(np.int64)
+        )
+
+    def _checked(self, windows: Windows) -> Windows:
+        if (largest := int(ids_of(windows).max(initial=0))) >= self._vocabulary:
             raise DataError("bad-token", f"{self._name} holds token {largest}, the vocabulary has {self._vocabulary:,}")
         return windows
 

@@ -14,7 +14,7 @@ from trainer.files.json_file import read_json
 
 @dataclass
 class JobFiles:
-    """The job's files as a worker sees them."""
+    """The job's files as a worker sees them; of an owner's data that has nothing held out, ``heldout`` is ``train``."""
 
     config: dict[str, Any]
     train: TokenFile
@@ -45,8 +45,8 @@ def open_files(folder: InputFolder, spec: JobSpec, own: OwnData | None = None) -
     shape.check_sequence(spec.training.sequence)
     weights = folder if spec.model.weights is not None else None
     if own is not None:
-        tokens = own_tokens(own, spec, folder, shape.vocabulary)
-        return JobFiles(config, tokens, tokens, weights)  # Nothing is held out: nobody else could be told the loss.
+        train, heldout = own_tokens(own, spec, folder, shape.vocabulary)
+        return JobFiles(config, train, train if heldout is None else heldout, weights)
     return JobFiles(
         config,
         TokenFile(folder.file(TRAIN), spec.training.sequence, shape.vocabulary),

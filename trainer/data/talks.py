@@ -86,8 +86,8 @@ def write_talks(
     with Packer(scratch / "train.waiting", sequence) as train, Packer(scratch / "heldout.waiting", sequence) as held:
         for reading in mixture.passes():
             counted = TalkCounts() if reading.again else counts
-            for batch in _batches(documents(reading.dataset)):
-                for row, found in _made(batch, template, reading.dataset, answers):
+            for batch in row_batches(documents(reading.dataset)):
+                for row, found in talks_of(batch, template, reading.dataset, answers):
                     if taken := reading.place(row.text.encode() if isinstance(row.text, str) else b""):
                         _count(row, found, held if taken == "heldout" else train, sequence, counted)
         for packer, write in zip((train, held), writers, strict=True):
@@ -96,7 +96,7 @@ def write_talks(
     return counts
 
 
-def _batches(rows: Iterator[DatasetRow]) -> Iterator[list[DatasetRow]]:
+def row_batches(rows: Iterator[DatasetRow]) -> Iterator[list[DatasetRow]]:
     """Some hundreds, or fewer long ones."""
     batch: list[DatasetRow] = []
     size = 0
@@ -132,9 +132,10 @@ def taught(marked_ids: TokenIds) -> int:
     return int(np.count_nonzero(marked_ids & np.uint32(UNLEARNT) == 0))
 
 
-def _made(
+def talks_of(
     rows: list[DatasetRow], template: ChatTemplate, dataset: Dataset, answers: bool
 ) -> Iterator[tuple[DatasetRow, tuple[Document, ...] | None]]:
+    """Rows with the tokens of what is said in them, None where they are left out; raises as ``write_talks``."""
     places = [place(row.number, dataset.name) for row in rows]
     others = [another_kind(row.talk, answers, where) for row, where in zip(rows, places, strict=True)]
     given = [(row.talk, where) for row, where, wrong in zip(rows, places, others, strict=True) if wrong is None]

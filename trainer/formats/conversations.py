@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 
 from protocol.datasets.field_names import TALKS, near_name, shown_name
 from protocol.datasets.file_formats import is_message
+from protocol.datasets.roles import KNOWN_ROLES, ROLES
 from trainer.errors import DataError
 from trainer.formats.rows import half_character, shown
 from trainer.formats.talk import ChatMessages, Pair, Preference, Said, Talk
@@ -22,22 +23,6 @@ BESIDE: Final[tuple[str, ...]] = ("tools", "functions", "system", "chat_template
 """What goes with a conversation: functions that it may call, its system message, and words for the template."""
 LABEL = "label"
 """Whether an answer is a good one, in rows for KTO."""
-_ROLES: Final[Mapping[str, str]] = {
-    "human": "user",
-    "user": "user",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "assistant": "assistant",
-    "model": "assistant",
-    "bot": "assistant",
-    "system": "system",
-    "tool": "tool",
-    "function": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-}
-"""What ShareGPT's kin call who speaks, and some who write ``messages``: a template of roles it does not know writes them as they
-are, and nothing is learnt."""
 ASKED: Final[tuple[tuple[str, str], ...]] = (
     ("instruction", "output"),
     ("instruction", "response"),
@@ -51,7 +36,6 @@ _MORE: Final = "input"
 """What Alpaca's rows have beside an instruction, and behind it."""
 _QUESTIONS: Final[tuple[str, ...]] = ("question", "instruction", "query", "input")
 """What the prompt of two answers is called, where it is one message."""
-_KNOWN: Final = frozenset({"system", "user", "assistant", "tool", "developer", "ipython", "environment"})
 _TEXTS: Final = frozenset({"text", "value", "message", "body"})
 _CALL = "function_call"
 _Talk = TypeVar("_Talk", ChatMessages, Pair)
@@ -248,12 +232,12 @@ def _message(value: Any) -> dict[str, Any] | str:
             (part for part in content if not isinstance(part, dict) or part.get("type", "text") != "text"), None
         )
         if other is not None:
-            return "has a part that is no text, and only text is trained on"
+            return "has a part that is no text: leave it out, since models here read text alone"
     elif not isinstance(content, str | None):
         return "has something else than text as its content"
     said = {name: one for name, one in value.items() if one is not None}  # Templates write a null as None.
-    said["role"] = _ROLES.get(role.strip().lower(), role)
-    if said["role"] not in _KNOWN and (meant := near_name(role, _KNOWN)):
+    said["role"] = ROLES.get(role.strip().lower(), role)
+    if said["role"] not in KNOWN_ROLES and (meant := near_name(role, KNOWN_ROLES)):
         return f"is of {shown(role)}, who is nobody known here: did you mean {meant}?"
     if (call := said.pop(_CALL, None)) is not None and "tool_calls" not in said:
         said["tool_calls"] = [{"type": "function", "function": call}]
@@ -273,7 +257,7 @@ def _of_sharegpt(value: dict[str, Any]) -> dict[str, Any] | str:
         if not isinstance(call, dict) or not isinstance(call.get("name"), str):
             return "is a function_call without a name and arguments in JSON"
         return {"role": "assistant", "content": "", "tool_calls": [{"type": "function", "function": call}]}
-    role = _ROLES.get(who.lower()) if isinstance(who, str) else None
+    role = ROLES.get(who.lower()) if isinstance(who, str) else None
     return (
         f"is of {shown(str(who))}, who is nobody known here" if role is None else {"role": role, "content": text or ""}
     )

@@ -37,7 +37,7 @@ def parquet_rows(source: BinaryIO, size: int, field: str, name: str) -> Iterator
         import pyarrow as pa
         import pyarrow.parquet as pq
     except ImportError as error:
-        detail = "Parquet needs pyarrow here: install cottage[coordinator], or send JSON lines"
+        detail = "Parquet needs pyarrow here: install cottage[coordinator] or cottage[trainer], or bring JSON lines"
         raise DataError("no-parquet", detail) from error
     pa.set_memory_pool(pa.system_memory_pool())  # The default reserves address space, which limits count as used.
     limits = {"thrift_string_size_limit": MAX_FOOTER_STRING, "thrift_container_size_limit": MAX_FOOTER_ITEMS}

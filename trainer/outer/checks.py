@@ -31,9 +31,8 @@ ALIKE: Mapping[int, int] = MappingProxyType({})
 
 MOST_NORM = 6.0  # Of the median: while rates warm up, four times the steps came to 4.8 times by the root of a step.
 LEAST_NORM = 0.01  # Below, an update brings nothing, and makes the mean smaller.
-LEAST_COSINE = (
-    -0.02
-)  # To the others' sum. Those of honest updates are above zero, 0.03 in a noisy run, 0.5 in a quiet one.
+# To the others' sum. Those of honest updates are above zero, 0.03 in a noisy run, 0.5 in a quiet one.
+LEAST_COSINE = -0.02
 CHANCE = 6.0  # Standard deviations of the cosine of two updates that have nothing in common.
 QUORUM = 3  # Of two that differ nobody can tell which is odd.
 TRIMMED_SHARE = 4  # One in so many, at least one, is cut off at each end of each coordinate.

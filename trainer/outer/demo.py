@@ -19,6 +19,7 @@ from trainer.codecs import decode, encode, encoded_size
 from trainer.codecs.frequency import Frequencies, Tiled, restore, tiling, transform
 from trainer.outer.every_step import Moment
 from trainer.stage.stage import Stage
+from trainer.transfer import HostCopy, to_device
 
 KEEP = 8
 DECAY = 0.999
@@ -36,11 +37,11 @@ class DeMo:
         """As ``StepMethod.message``."""
         momentum, codec = stage.first_moment, self._codec(stage)
         momentum.mul_(self.decay).add_(stage.gradients, alpha=at.rate)
-        coefficients = transform(momentum.cpu(), codec.layout)
+        coefficients = transform(HostCopy(momentum).arrived(), codec.layout)
         data = encode(coefficients, codec)
         # What is taken out are the coefficients as they were, not their signs: else a sign's error would pile up.
         sent = decode(data, tuple(coefficients.shape), codec) != 0
-        momentum.sub_(restore(coefficients.mul_(sent), codec.layout).to(stage.device))
+        momentum.sub_(to_device(restore(coefficients.mul_(sent), codec.layout), stage.device))
         return data
 
     def limit(self, stage: Stage, at: Moment) -> int:
@@ -55,7 +56,7 @@ class DeMo:
             update = decode(messages[replica], shape, codec)
             total.add_(update)
             senders.add_(update != 0)
-        direction = restore(total.div_(senders.clamp_min_(1.0)), codec.layout).sign_().to(stage.device)
+        direction = to_device(restore(total.div_(senders.clamp_min_(1.0)), codec.layout).sign_(), stage.device)
         stage.decay_parameters(at.rate)
         stage.parameters.sub_(direction.mul_(at.rate))
         stage.gradients.zero_()

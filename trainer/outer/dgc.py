@@ -18,6 +18,7 @@ from trainer.codecs.varint import GlobalTopK
 from trainer.outer.checks import mean_update
 from trainer.outer.every_step import Moment
 from trainer.stage.stage import Stage
+from trainer.transfer import to_device
 
 MOMENTUM = 0.9
 WARM_UP_SHARE = 10  # Of the steps, as a divisor.
@@ -39,7 +40,7 @@ class DGC:
         unsent.add_(velocity)
         codec = self._codec(at)
         data = encode(unsent, codec)
-        sent = (decode(data, tuple(unsent.shape), codec) != 0).to(stage.device)
+        sent = to_device(decode(data, tuple(unsent.shape), codec) != 0, stage.device)
         velocity.masked_fill_(sent, 0.0)
         unsent.masked_fill_(sent, 0.0)
         return data
@@ -54,7 +55,7 @@ class DGC:
         mean = mean_update([decode(messages[replica], shape, codec) for replica in sorted(messages)])
         mean.masked_fill_(_padding(stage), 0.0)
         stage.decay_parameters(at.rate)
-        stage.parameters.sub_(mean.mul_(at.rate).to(stage.device))
+        stage.parameters.sub_(to_device(mean.mul_(at.rate), stage.device))
         stage.gradients.zero_()
 
     def _codec(self, at: Moment) -> GlobalTopK:

@@ -25,7 +25,7 @@ from trainer.outer.checks import PLAIN, Combining
 from trainer.outer.method import Contribution, FromContributions, Layout, Local, OuterState, nesterov
 from trainer.outer.shards import Shards, loses
 from trainer.stage.eight_bits import BLOCK, chance
-from trainer.stage.short import ShortValues, shortened, spans, way
+from trainer.stage.short import ShortValues, in_main_memory, shortened, spans, way
 
 RESIDUAL = "residual"
 CODES, UNITS = "residual.codes", "residual.units"
@@ -69,8 +69,7 @@ class DiLoCo(FromContributions):
     ) -> Contribution:
         """As ``OuterMethod.contribution``. Two vectors are made, and parts."""
         shards, wanted = self.shards(round_index, count), torch.empty_like(anchor)
-        for span in spans(anchor.numel()):
-            own = parameters.part(span) if isinstance(parameters, ShortValues) else parameters[span].detach().cpu()
+        for span, own in in_main_memory(parameters):
             wanted[span] = anchor[span] - own
             if self.feedback is not None:
                 wanted[span] = self._residual(local, span).mul(self.feedback).add_(wanted[span])

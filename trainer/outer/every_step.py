@@ -21,6 +21,7 @@ from trainer.codecs import CodecName, decode, encode, encoded_size
 from trainer.outer.checks import mean_update
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Boundary
+from trainer.transfer import fill
 
 GRADIENT_CODEC: CodecName = "int4-squares"
 
@@ -86,4 +87,5 @@ class Gradients:
     def reduce(self, stage: Stage, messages: Mapping[int, bytes], at: Moment) -> None:
         """As ``StepMethod.reduce``."""
         shape = (stage.gradients.numel(),)
-        stage.gradients.copy_(mean_update([decode(messages[p], shape, GRADIENT_CODEC) for p in sorted(messages)]))
+        mean = mean_update([decode(messages[p], shape, GRADIENT_CODEC) for p in sorted(messages)])
+        fill(stage.gradients, mean.to(stage.gradients.dtype))

@@ -20,6 +20,7 @@ from trainer.outer.choice import step_method
 from trainer.outer.every_step import Moment, exchange
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Boundary
+from trainer.transfer import numbers
 
 _SQUARE = struct.Struct("<d")
 _TINY = 1e-6  # As in torch.nn.utils.clip_grad_norm_.
@@ -84,7 +85,8 @@ def _total_square(stage: Stage, position: Position, boundary: Boundary) -> float
 def _own_square(stage: Stage) -> float:
     """In double precision; infinite where the gradients hold anything that is not finite."""
     parts = (stage.gradients[part] for part in stage.parts(slice(0, stage.gradients.numel())))
-    square = math.fsum(float(torch.linalg.vector_norm(part, dtype=torch.float64)) ** 2 for part in parts)
+    norms = [torch.linalg.vector_norm(part, dtype=torch.float64) for part in parts]
+    square = math.fsum(norm**2 for norm in numbers(norms))
     return square if math.isfinite(square) else math.inf
 
 

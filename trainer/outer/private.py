@@ -36,12 +36,12 @@ from torch import Tensor
 from protocol.job.federated import PrivacySpec
 from trainer.errors import RoundError
 from trainer.outer.method import Layout
-from trainer.stage.short import ShortValues, spans
+from trainer.stage.short import ShortValues, in_main_memory, spans
 
 LOG = logging.getLogger("cottage.private")  # That of the worker goes to who submitted the job.
 _DRAWN = 1 << 18  # Normal values at a time: 8 MiB of the stream.
 _BELOW = 1 + 1e-6  # A scaled float32 vector may be longer by its rounding; then the clip would not hold.
-_MOST = 1e6  # Of a told bit: what the message takes.
+MOST_TOLD = 1e6  # Of a told bit or loss: what the message takes.
 
 
 @dataclass(frozen=True)
@@ -135,20 +135,25 @@ def clipped(anchor: Tensor, parameters: Tensor | ShortValues, layout: Layout, cl
     One that is not finite is zero: a refusal would tell of the data. Shapes: as ``protect``.
     """
     update = torch.empty_like(anchor)
-    for span in spans(anchor.numel()):
-        own = parameters.part(span) if isinstance(parameters, ShortValues) else parameters[span].detach().cpu()
+    for span, own in in_main_memory(parameters):
         update[span] = anchor[span] - own
     layout.clear(update)
-    norm = update_norm(update)
-    within = norm <= clip
+    norm = shorten(update, clip)
     if not math.isfinite(norm):
         LOG.warning("this round's update is not finite: noise alone leaves, and the others' updates count")
-        update.zero_()
-    elif not within:
-        update.mul_(clip / (norm * _BELOW))
-        if update_norm(update) > clip:  # Float32 has no such small numbers but rough ones.
-            update.zero_()
-    return update, within
+    return update, norm <= clip
+
+
+def shorten(vector: Tensor, clip: float) -> float:
+    """Scale a vector down to an L2 norm of ``clip``, in place, to zero where it is not finite; returns its norm before."""
+    norm = update_norm(vector)
+    if not math.isfinite(norm):
+        vector.zero_()
+    elif norm > clip:
+        vector.mul_(clip / (norm * _BELOW))
+        if update_norm(vector) > clip:  # Float32 has no such small numbers but rough ones.
+            vector.zero_()
+    return norm
 
 
 def told_bit(within: bool, terms: PrivacyTerms, noise: NoiseSource) -> float | None:
@@ -156,7 +161,7 @@ def told_bit(within: bool, terms: PrivacyTerms, noise: NoiseSource) -> float | N
     if terms.bit_noise is None:
         return None
     told = float(within) + terms.bit_noise * float(noise.normal(1))
-    return max(-_MOST, min(_MOST, told))
+    return max(-MOST_TOLD, min(MOST_TOLD, told))
 
 
 def update_norm(update: Tensor) -> float:

@@ -24,6 +24,7 @@ from trainer.outer.method import Contribution, FromContributions, Layout, Local,
 from trainer.outer.shards import Shards
 from trainer.stage.short import ShortValues
 from trainer.stage.storage import Slot
+from trainer.transfer import fetched
 
 PARAMETERS = "parameters"
 _LAYER = re.compile(r"\.(\d+)\.")
@@ -74,7 +75,7 @@ class Streaming(FromContributions):
     ) -> Contribution:
         """As ``OuterMethod.contribution``."""
         values = parameters.values() if isinstance(parameters, ShortValues) else parameters
-        own = values.detach().to("cpu", copy=values is parameters or values is anchor)
+        own = fetched(values) if values is parameters or values is anchor else values
         update = _gather(anchor, self.fragment(round_index)) - _gather(own, self.fragment(round_index))
         return Contribution(self.shards(round_index, count).encode(update), {PARAMETERS: own})
 

@@ -22,6 +22,7 @@ Whole numbers also have no low bits that would tell which update they were added
 """
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -29,11 +30,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from protocol.federated.sum_values import sum_grid
 from protocol.job.federated import FederatedSpec
 from protocol.secure_sum.grid import SumGrid, Vector
 from trainer.errors import RoundError
 from trainer.outer.method import Layout
-from trainer.outer.private import NoiseSource, PrivacyTerms, clipped, told_bit
+from trainer.outer.private import NoiseSource, PrivacyTerms, clipped
 from trainer.stage.short import ShortValues
 
 
@@ -43,10 +45,12 @@ class SummedTerms:
 
     Attributes:
         privacy: the clip and, as ``noise``, this owner's part of it. grid: of the sum, the same for all owners.
+        beside: what stands behind the update, and how far from zero at most, in clips (``FederatedSpec.beside``).
     """
 
     privacy: PrivacyTerms
     grid: SumGrid
+    beside: Mapping[str, float]
 
     @classmethod
     def of(cls, spec: FederatedSpec, clip: float | None) -> "SummedTerms":
@@ -54,30 +58,41 @@ class SummedTerms:
         if spec.privacy is None:
             raise RoundError("a secure sum is of private updates, and federated.privacy is null")
         whole = PrivacyTerms.of(spec.privacy, clip)
-        terms = PrivacyTerms(whole.clip, spec.own_noise, whole.bit_noise)
-        return cls(terms, SumGrid.over(terms.clip, terms.noise * terms.clip, len(spec.owners)))
+        return cls(PrivacyTerms(whole.clip, spec.own_noise), sum_grid(spec, whole.clip), spec.beside)
 
 
 def summand(
-    anchor: Tensor, parameters: Tensor | ShortValues, layout: Layout, terms: SummedTerms, noise: NoiseSource
-) -> tuple[Vector, float | None]:
-    """Steps of the parameters that learn, in the order of their places, modulo 2^32; and a bit as in ``ProtectedUpdate``.
+    anchor: Tensor,
+    parameters: Tensor | ShortValues,
+    layout: Layout,
+    terms: SummedTerms,
+    noise: NoiseSource,
+    told: Mapping[str, float] = {},
+) -> Vector:
+    """Steps of the parameters that learn, in the order of their places, modulo 2^32, and what is told beside them.
 
     Args:
         anchor: flat ``[n]`` float32 on the CPU. parameters: after the round's steps, on any device.
+        told: of ``terms.beside``, values in [-1, 1]; 0 of what is left out. ``unclipped`` is found here.
     Returns:
-        uint32 ``[m]``, of ``m`` scalars that learn.
+        uint32 ``[m]``, of ``m - len(terms.beside)`` scalars that learn.
     """
     update, within = clipped(anchor, parameters, layout, terms.privacy.clip)
-    parts, deviation = [], terms.privacy.noise * terms.privacy.clip / terms.grid.step
-    for slot in layout.slots:
-        steps = terms.grid.whole(update[slot.start : slot.start + slot.count].numpy())
-        drawn = np.rint(noise.normal(slot.count).numpy() * deviation).astype(np.int64)
-        parts.append(terms.grid.vector(steps + drawn))
-    return np.concatenate(parts).astype("<u4"), told_bit(within, terms.privacy, noise)
+    deviation = terms.privacy.noise * terms.privacy.clip / terms.grid.step
+
+    def noised(values: npt.NDArray[np.floating]) -> Vector:
+        drawn = np.rint(noise.normal(len(values)).numpy() * deviation).astype(np.int64)
+        return terms.grid.vector(terms.grid.whole(values) + drawn)
+
+    parts = [noised(update[slot.start : slot.start + slot.count].numpy()) for slot in layout.slots]
+    if terms.beside:
+        known = {"unclipped": 1.0 if within else -1.0, **told}
+        beside = [known.get(name, 0.0) * far * terms.privacy.clip for name, far in terms.beside.items()]
+        parts.append(noised(np.array(beside)))
+    return np.concatenate(parts).astype("<u4")
 
 
-def mean_of(total: bytes | bytearray, digest: str, layout: Layout, grid: SumGrid, summands: int) -> Tensor:
+def mean_of(total: bytes | bytearray, digest: str, layout: Layout, terms: SummedTerms, summands: int) -> Tensor:
     """The mean update that a sum stands for, flat ``[n]`` float32; all owners come to the same bits.
 
     Raises:
@@ -85,10 +100,11 @@ def mean_of(total: bytes | bytearray, digest: str, layout: Layout, grid: SumGrid
     """
     if hashlib.sha256(total).hexdigest() != digest:
         raise RoundError(f"the sum of this round is not the one that was named ({digest[:16]}...)")
-    count = sum(slot.count for slot in layout.slots)
+    learn = sum(slot.count for slot in layout.slots)
+    count = learn + len(terms.beside)
     if len(total) != 4 * count or summands < 1:
         raise RoundError(f"a sum of {len(total):,} bytes of {summands} owners, where {4 * count:,} bytes are due")
-    values = grid.values(np.frombuffer(total, dtype="<u4").astype(np.uint32)) / summands
+    values = terms.grid.values(np.frombuffer(total, dtype="<u4", count=learn).astype(np.uint32)) / summands
     return _placed(values, layout)
 
 

@@ -26,6 +26,7 @@ from trainer.export.adapter import ADAPTER, DESCRIBED, PREFIX, described_spec
 from trainer.export.assemble import SETTINGS
 from trainer.files.archives import ModelArchive, stage_tensors
 from trainer.files.inputs import InputFile
+from trainer.transfer import to_device, whole_numbers
 
 _DOWN, _UP = ".lora_A.weight", ".lora_B.weight"
 
@@ -63,8 +64,7 @@ def rows_of(parts: Iterable[tuple[int, int]], device: torch.device) -> AdapterRo
             found.setdefault(adapter, []).extend(range(begin, begin + count))
         begin += count
     return tuple(
-        (adapter, None if len(places) == begin else torch.tensor(places, device=device))
-        for adapter, places in found.items()
+        (adapter, None if len(places) == begin else whole_numbers(places, device)) for adapter, places in found.items()
     )
 
 
@@ -182,7 +182,7 @@ def put_beside(
             if name not in hooks:
                 hooks[name] = LayerAdapters()
                 layers[name].register_forward_hook(hooks[name])
-            hooks[name].pairs[number] = (down.to(device), up.to(device))
+            hooks[name].pairs[number] = (to_device(down, device), to_device(up, device))
             count += down.numel() + up.numel()
     return count
 

@@ -30,6 +30,7 @@ from trainer.errors import DataError
 from trainer.serve.adapters import adapted, whole_pass
 from trainer.serve.loading import LoadedModel
 from trainer.serve.requests import Requests
+from trainer.transfer import whole_numbers
 
 PASS = 512  # Tokens that are computed at a time, as answers are.
 REPORT_BYTES = 128 << 10  # Of vectors in a report: an agent's frame takes 192 KB.
@@ -80,11 +81,9 @@ class TextEmbedder:
     @torch.no_grad()
     def _means(self, rows: Sequence[Sequence[int]]) -> Tensor:
         """Of several texts in one pass. A token attends to none behind it, so what fills a row up changes nothing."""
-        sizes = torch.tensor([len(row) for row in rows], device=self._model.device)
-        longest = int(sizes.max())
-        tokens = torch.zeros(len(rows), longest, dtype=torch.long, device=self._model.device)
-        for number, row in enumerate(rows):
-            tokens[number, : len(row)] = torch.tensor(row)
+        device, longest = self._model.device, max(len(row) for row in rows)
+        sizes = whole_numbers([len(row) for row in rows], device)
+        tokens = whole_numbers([[*row, *[0] * (longest - len(row))] for row in rows], device)
         states = self._model(input_ids=tokens, use_cache=False).last_hidden_state.float()
         inside = torch.arange(longest, device=states.device)[None] < sizes[:, None]
         sums = torch.where(inside[..., None], states, 0.0).sum(1)
@@ -99,7 +98,7 @@ class TextEmbedder:
         for begin in range(0, len(row), PASS):
             if self._stopped.is_set():
                 raise InterruptedError("the embeddings were given up")
-            part = torch.tensor([row[begin : begin + PASS]], device=device)
+            part = whole_numbers([row[begin : begin + PASS]], device)
             places = torch.arange(begin, begin + part.shape[1], device=device)[None]
             said = self._model(input_ids=part, position_ids=places, past_key_values=cache, use_cache=True)
             total = total + said.last_hidden_state[0].float().sum(0)

@@ -2,19 +2,24 @@
 
 import json
 from collections.abc import Sequence
+from math import inf
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 from protocol.serving import GenerateCommand, function_of
 from trainer.errors import DataError
 from trainer.serve.calls import END, MARK
+from trainer.transfer import to_device
 
 _DEFAULTS: Any = {"whitespace_pattern": r"[ \n]{0,8}"}
 """Models write JSON in lines; without a bound some would never end with blanks."""
 _NOTHING: Any = {"type": "object", "properties": {}, "additionalProperties": False}
 """Parameters of a function that names none, as OpenAI's API has it."""
 MAX_COMPLAINT = 300  # Characters of what the library says of a schema.
+_EIGHT = torch.arange(8, dtype=torch.uint8)
 MOST_CALLS = 16  # Of functions in an answer that is forced to be calls: a model that has learnt little would not end.
 
 
@@ -37,13 +42,14 @@ class AnswerForm:
 
     def restrict(self, logits: Tensor, tokens: Sequence[int]) -> None:
         """Make -inf of what cannot follow in ``logits`` [1, vocabulary]. ``tokens``: the prompt's and the answer's so far."""
-        from llguidance.torch import allocate_token_bitmask, apply_token_bitmask_inplace, fill_next_token_bitmask
-
         self._matcher.consume_tokens(list(tokens[self._seen :]))
         self._seen = len(tokens)
-        mask = allocate_token_bitmask(1, logits.shape[1])
-        fill_next_token_bitmask(self._matcher, mask)
-        apply_token_bitmask_inplace(logits, mask.to(logits.device))
+        bits = torch.frombuffer(bytearray(self._matcher.compute_bitmask()), dtype=torch.uint8)
+        # The library's own way is compiled anew in each process, by a compiler that most machines have not got.
+        may = (bits[:, None] >> _EIGHT).bitwise_and_(1).bool().flatten()[: logits.shape[1]]
+        if len(may) < logits.shape[1]:
+            may = functional.pad(may, (0, logits.shape[1] - len(may)))
+        logits.masked_fill_(to_device(~may, logits.device), -inf)
 
 
 class AnswerForms:

@@ -97,10 +97,8 @@ class AnswerProver:
         whole, found, first = [*before, *tokens], list[float](), not rivals
         for at, row in enumerate(self._passes.rows(whole[:-1], len(before) - 1)):
             seen.update(row.contiguous().numpy())
-            place, numbers = (
-                len(before) + at,
-                bool(row.max().isfinite()),
-            )  # A model that overflows says nothing of anybody.
+            # A model that overflows says nothing of anybody.
+            place, numbers = len(before) + at, bool(row.max().isfinite())
             if asked.form is not None:
                 asked.form.restrict(row[None], whole[:place])
             scores, sure = scores_of(row, sampling, place), surely_drawn(row, sampling, FAR)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from protocol.asking import fault_of
 from protocol.serving import EmbedCommand, GenerateCommand
 from trainer.data.chat import ChatTemplate
 from trainer.errors import DataError
@@ -54,6 +55,9 @@ class Requests:
         """
         self._check_adapter(command.adapter)
         most = min(longest or self._longest, self._longest)
+        code, fault = fault_of(command, most, self._chats[command.adapter].text)
+        if code:
+            raise DataError(code, fault)
         ids = self._ids(command)
         form = self._form(command, len(ids))
         room = most - len(ids)
@@ -120,8 +124,6 @@ class Requests:
             raise talk
         if not isinstance(talk, ChatMessages):
             raise DataError("bad-row", "this request has no messages with role and content: give at least one")
-        if not chat.there:
-            raise DataError("no-template", "this model has no chat template: have it continue the text, without chat")
         if command.tools and not chat.calls_as_tags:
             raise DataError(
                 "no-tools", "this model's chat template has no functions that are known here: leave tools out"

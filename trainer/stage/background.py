@@ -8,7 +8,7 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class Aside:
+class BackgroundWork:
     """One thread that does what it is given in order; it begins with the first thing, and ends with its owner."""
 
     def __init__(self) -> None:

@@ -21,6 +21,7 @@ from torch import Tensor
 from protocol.boundary import Kind
 from protocol.job.job import TrainingSpec
 from trainer.codecs import CodecName, decode, encode
+from trainer.transfer import HostCopy
 
 _FORWARD: dict[str, CodecName] = {
     "auto": "int8-token",
@@ -36,7 +37,7 @@ _SMALLER: frozenset[CodecName] = frozenset({"int4-token"})  # To half in envelop
 
 def wrapped_kinds(training: TrainingSpec) -> frozenset[Literal["activation", "gradient"]]:
     """Which payloads of a job cross links in zstd envelopes (``trainer.codecs.envelope``)."""
-    crossing = Crossing(training, 0)
+    crossing = BoundaryCodec(training, 0)
     ways: dict[Literal["activation", "gradient"], CodecName] = {
         "activation": crossing.forward_codec,
         "gradient": crossing.backward_codec,
@@ -45,7 +46,7 @@ def wrapped_kinds(training: TrainingSpec) -> frozenset[Literal["activation", "gr
 
 
 @dataclass(frozen=True)
-class Crossing:
+class BoundaryCodec:
     """What crosses the boundaries of the stages of one job.
 
     Attributes:
@@ -80,16 +81,16 @@ class Crossing:
         return (self.training.forward_passes * tokens.shape[0], *tokens.shape[1:], self.channels)
 
     def encode(self, values: Tensor, way: Literal["forward", "backward", "exact"]) -> bytes:
-        """Payload of hidden states or their gradients ``[b, t, width]``.
+        """Payload of hidden states or their gradients ``[b, t, width]``; waits for them, where they are on a card.
 
         Raises:
             NonFiniteError: NaN or Inf in what crosses.
         """
-        return encode(self.crossing_part(values), self._codec(way))
+        return encode(self.leaving(values).arrived(), self._codec(way))
 
-    def crossing_part(self, values: Tensor) -> Tensor:
-        """The channels that cross, on the CPU in float32: ``[b, t, channels]``."""
-        return values.detach()[..., : self.channels].to("cpu", torch.float32)
+    def leaving(self, values: Tensor) -> HostCopy:
+        """The channels that cross, on their way into main memory in float32: ``[b, t, channels]``."""
+        return HostCopy(values.detach()[..., : self.channels], torch.float32)
 
     def activations(self, payload: bytes, tokens: Tensor, way: Literal["forward", "exact"]) -> Tensor:
         """Hidden states of token ids ``[b, t]``, ``[b, t, width]`` of each pass one after the other; raises ``CodecError``."""

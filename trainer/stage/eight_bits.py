@@ -18,6 +18,8 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
+from trainer.transfer import to_device
+
 BLOCK = 64
 """Values with one scale; no block spans two parameters (``trainer.stage.storage.ALIGNMENT``)."""
 Spelling = Literal["signed", "unsigned", "linear"]
@@ -94,7 +96,7 @@ def coarsen(codes: Tensor, spelling: Spelling, drawn: Tensor) -> Tensor:
 
 def tables(device: torch.device) -> dict[Spelling, Table]:
     """Of every spelling, what each of the 256 codes stands for, relative to its block's scale."""
-    return {spelling: _table(spelling).to(device) for spelling in get_args(Spelling)}
+    return {spelling: to_device(_table(spelling), device) for spelling in get_args(Spelling)}
 
 
 def _table(spelling: Spelling) -> Table:

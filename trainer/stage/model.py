@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ import torch
 from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import masking_utils
+from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
 from transformers.modeling_outputs import BaseModelOutputWithPastAndCrossAttentions
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
@@ -60,6 +62,32 @@ def _documents(position_ids: Tensor) -> Tensor | None:
 masking_utils.find_packed_sequence_indices = _documents  # No attention and no position reaches into another document.
 
 
+def _through_experts(self: Any, hidden: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+    """As the library's own loop over experts, to the last bit; it waits for the card at every expert, and this one once a layer.
+
+    Args:
+        hidden: ``[t, d]``. chosen: experts of each token, ``[t, k]``. weights: theirs, ``[t, k]``.
+    """
+    taken, order = chosen.t().flatten().sort(stable=True)
+    numbers = torch.arange(self.num_experts + 1, device=hidden.device)
+    ends = (taken[:, None] < numbers).sum(dim=0).cpu().tolist()
+    tokens = torch.arange(len(hidden), device=hidden.device).expand(chosen.shape[1], -1).flatten()[order]
+    shares = weights.t().flatten()[order]
+    out = torch.zeros_like(hidden)
+    for expert, (begin, end) in enumerate(pairwise(ends)):
+        if begin == end:
+            continue
+        mine = tokens[begin:end]
+        made = self._apply_gate(nn.functional.linear(hidden[mine], self.gate_up_proj[expert]))
+        made = nn.functional.linear(made, self.down_proj[expert]) * shares[begin:end, None]
+        out.index_add_(0, mine, made.to(out.dtype))
+    return out
+
+
+_EXPERTS = "in-order"
+ALL_EXPERTS_FUNCTIONS.register(_EXPERTS, _through_experts)
+
+
 @dataclass(frozen=True)
 class Cut:
     """Layers ``first <= i < last`` of a model; ``is_first`` has the embedding, ``is_last`` the norm and the head."""
@@ -87,7 +115,7 @@ def build_module(config: Mapping[str, Any], cut: Cut) -> tuple[nn.Module, ModelS
     shape.stage_parameters(cut.first, cut.last, cut.is_first, cut.is_last)
     theirs = copy.deepcopy({key: value for key, value in config.items() if not key.startswith(OWN)})  # They change it.
     hf_config = CONFIG_MAPPING[str(config["model_type"])].from_dict(theirs)
-    hf_config._experts_implementation = "eager"  # The others choose kernels by shape and machine.
+    hf_config._experts_implementation = _EXPERTS  # Others choose kernels by shape and machine.
     family = cast(Any, MODEL_FOR_CAUSAL_LM_MAPPING[type(hf_config)])
     hf_config._attn_implementation = "sdpa" if family._supports_sdpa else "eager"  # Gemma 2 caps its attention scores.
     part = copy.deepcopy(hf_config)

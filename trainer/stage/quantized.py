@@ -26,6 +26,7 @@ from transformers.pytorch_utils import Conv1D
 
 from protocol.models.model import LEAN_PART, QUANTIZED_BLOCK
 from trainer.stage.model import is_of_a_layer
+from trainer.transfer import to_device
 
 BLOCK, GROUP = QUANTIZED_BLOCK, 256
 """Values with one scale, and scales with one."""
@@ -64,7 +65,7 @@ class QuantizedMatrix:
 
     def to(self, device: torch.device) -> "QuantizedMatrix":
         """The same on a device."""
-        codes, scales, groups = (part.to(device) for part in (self.codes, self.scales, self.groups))
+        codes, scales, groups = (to_device(part, device) for part in (self.codes, self.scales, self.groups))
         return QuantizedMatrix(codes, scales, groups, self.bits, self.shape, self.part)
 
     def values(self, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -93,7 +94,7 @@ def quantized(values: Tensor, bits: Bits, device: torch.device) -> QuantizedMatr
     """Finite float32 values of any shape in ``bits``, made on ``device`` in parts."""
     flat = values.detach().flatten()
     flat = functional.pad(flat, (0, -len(flat) % BLOCK))
-    parts = [_quantized(part.to(device).view(-1, BLOCK), bits) for part in torch.split(flat, LEAN_PART)]
+    parts = [_quantized(to_device(part, device).view(-1, BLOCK), bits) for part in torch.split(flat, LEAN_PART)]
     codes, scales, groups = (torch.cat(vectors) for vectors in zip(*parts, strict=True))
     return QuantizedMatrix(codes, scales, groups, bits, tuple(values.shape))
 
@@ -233,7 +234,7 @@ def _unpacked(codes: Tensor, bits: Bits) -> Tensor:
 def _pairs(device: torch.device) -> Tensor:
     """The two values that each byte names, ``[256, 2]``."""
     levels = _levels(torch.device("cpu")).tolist()
-    return torch.tensor([[high, low] for high in levels for low in levels], device=device)
+    return to_device(torch.tensor([[high, low] for high in levels for low in levels]), device)
 
 
 def _scales(scales: Tensor, groups: Tensor) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from trainer.stage.eight_bits import BLOCK
+from trainer.transfer import arriving
 
 LEVELS = 15.0
 _LOW = 0xFFFF  # The half of a float32 that bf16 lacks.
@@ -55,6 +56,10 @@ class ShortValues:
         """All of them, in order."""
         return (self.part(span) for span in spans(self.base.numel()))
 
+    def spans(self) -> Iterator[tuple[slice, Tensor]]:
+        """The same, with their places."""
+        return ((span, self.part(span)) for span in spans(self.base.numel()))
+
     def values(self) -> Tensor:
         """All of them: ``base`` itself where they are that."""
         if self.codes is None:
@@ -63,6 +68,11 @@ class ShortValues:
         for span in spans(found.numel()):
             found[span] = self.part(span)
         return found
+
+
+def in_main_memory(parameters: Tensor | ShortValues) -> Iterator[tuple[slice, Tensor]]:
+    """Parameters ``[n]`` float32 in parts, whole blocks of them, to be read only."""
+    return parameters.spans() if isinstance(parameters, ShortValues) else arriving(parameters.detach())
 
 
 def shortened(values: Tensor, base: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:

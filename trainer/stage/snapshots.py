@@ -6,7 +6,7 @@ Memory that the system gives out afresh costs ten times what copying into it doe
 from collections.abc import Iterable
 from concurrent.futures import Future
 
-from trainer.stage.background import Aside
+from trainer.stage.background import BackgroundWork
 from trainer.stage.stage import Stage, StageState
 
 
@@ -15,7 +15,7 @@ class SnapshotKeeper:
 
     def __init__(self) -> None:
         self._free: list[StageState] = []
-        self._aside = Aside()
+        self._aside = BackgroundWork()
 
     def keep(self, stage: Stage) -> StageState:
         """A copy of the stage's state, in memory that was given back where there is some."""

@@ -7,6 +7,7 @@ without which the same product may round differently. The padding is zero and st
 
 import hashlib
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -24,8 +25,8 @@ from trainer.errors import CodecError, NonFiniteError
 from trainer.files.inputs import InputFolder
 from trainer.files.tensors import bytes_of
 from trainer.stage.adamw import AdamW
-from trainer.stage.background import Aside
-from trainer.stage.boundary_codec import Crossing
+from trainer.stage.background import BackgroundWork
+from trainer.stage.boundary_codec import BoundaryCodec
 from trainer.stage.lora import adapt
 from trainer.stage.micro_batch import MicroBatch
 from trainer.stage.model import (
@@ -60,8 +61,8 @@ from trainer.stage.storage import (
     lean_parameters,
 )
 from trainer.stage.subspace import Subspace
+from trainer.transfer import HostCopy, arriving, fetched, fill, to_device
 
-DIGESTED = 1 << 24  # Values of a vector that are hashed at once.
 CACHED = 1 << 18  # Values: four vectors of them stay in a processor's cache, and temporary ones of them in the heap.
 
 
@@ -90,12 +91,7 @@ class StageState:
     def digest(self) -> str:
         """SHA-256 over all of it."""
         hasher = hashlib.sha256(self.adam_steps.to_bytes(8, "little"))
-        if isinstance(self.said, ShortValues):
-            for half in (0, 1):
-                for part in self.said.parts():
-                    hasher.update(bytes_of(halves(part)[half]))
-        else:
-            hasher.update(bytes_of(self.said))
+        _hash_said(hasher, self.said)
         for vector in (self.first_moment, self.second_moment):
             hasher.update(bytes_of(vector))
         return hasher.hexdigest()
@@ -155,9 +151,9 @@ class Stage:
         self._subspace = Subspace.of(config, self.shape, self.slots, size, training, self.device)
         if self._subspace is not None:
             self._decay.mul_(self._subspace.learnt)
-        self.crossing = Crossing(training, self.shape.hidden, self._subspace.fixed if self._subspace else None)
+        self.crossing = BoundaryCodec(training, self.shape.hidden, self._subspace.fixed if self._subspace else None)
         self._balance = Balance(self.module, self.shape.layers)
-        self.aside: Aside | None = Aside()
+        self.aside: BackgroundWork | None = BackgroundWork()
         if training.recomputes:
             recompute_layers(layers_of(self.module))
         if training.schedule == "zero-bubble":
@@ -204,7 +200,7 @@ class Stage:
             if len(slot.shape) > 1 and not self._lean:
                 self._decay[span] = self.training.weight_decay  # Norms and biases are not decayed.
         if runs:
-            self.module.to(self.device).train()
+            self.module.to(self.device, non_blocking=True).train()
         if self._lean:
             compute_wide(self.module)
 
@@ -218,7 +214,7 @@ class Stage:
         if isinstance(value, QuantizedMatrix):
             hold(owner, value.to(self.device))
         else:
-            narrow = value.to(self.device, self.storage.weights.dtype)
+            narrow = to_device(value.to(self.storage.weights.dtype), self.device)
             setattr(owner, leaf, nn.Parameter(narrow, requires_grad=False))
 
     def _keep(self, storage: Storage) -> None:
@@ -236,7 +232,7 @@ class Stage:
         for slot in self.slots:
             given = values[slot.name].reshape(-1)
             for part in self.parts(slice(slot.start, slot.start + slot.count)):
-                self.storage.load(part, given[part.start - slot.start : part.stop - slot.start].to(self.device))
+                self.storage.load(part, to_device(given[part.start - slot.start : part.stop - slot.start], self.device))
 
     def values(self) -> Tensor:
         """The parameters, flat ``[size]`` float32, to be read only: the stage's own where it keeps them so."""
@@ -252,7 +248,7 @@ class Stage:
 
     def _load(self, values: ShortValues) -> None:
         for _, part in self._slot_parts():
-            self.storage.load(part, values.part(part).to(self.device))
+            self.storage.load(part, to_device(values.part(part), self.device))
         self._short = values if self._lean and values.base.device.type == "cpu" else None
         self.gradients.zero_()
 
@@ -266,9 +262,14 @@ class Stage:
             return
         codes = torch.empty(self.size, dtype=torch.int8)
         units = torch.empty(self.size // ALIGNMENT, dtype=torch.bfloat16)
+        leaving: deque[tuple[slice, HostCopy, HostCopy]] = deque()
         for slot, part in self._slot_parts():
-            found = self.storage.shorten(slot, part, anchor[part].to(self.device), self.adam_steps)
-            codes[part], units[part.start // ALIGNMENT : part.stop // ALIGNMENT] = found
+            code, unit = self.storage.shorten(slot, part, to_device(anchor[part], self.device), self.adam_steps)
+            leaving.append((part, HostCopy(code), HostCopy(unit)))
+            if len(leaving) > 1:
+                _arrive(codes, units, *leaving.popleft())
+        for departed in leaving:
+            _arrive(codes, units, *departed)
         self._short = ShortValues(anchor, codes, units)
 
     def _slot_parts(self) -> Iterator[tuple[Slot, slice]]:
@@ -279,10 +280,10 @@ class Stage:
     def forward(self, inputs: Tensor, positions: Tensor | None = None) -> Tensor:
         """Run the stage: token ids or hidden states in, hidden states or logits out. ``positions``: ``MicroBatch.positions``."""
         with computing(self.training, self.device):
-            return forward(self.module, self.cut, inputs.to(self.device), self._there(positions)).float()
+            return forward(self.module, self.cut, to_device(inputs, self.device), self._there(positions)).float()
 
     def _there(self, positions: Tensor | None) -> Tensor | None:
-        return None if positions is None else positions.to(self.device)
+        return None if positions is None else to_device(positions, self.device)
 
     def weigh(self, share: float) -> None:
         """What comes next, forward or backward, is of a micro-batch that is such a part of the tokens of the step's gradient."""
@@ -295,17 +296,17 @@ class Stage:
     def loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """Sum of the cross-entropy, in nats, of ``[b, t, v]`` logits against ``[b, t]`` token ids; without ``IGNORED`` ones."""
         return functional.cross_entropy(
-            scaled(logits, self.training).flatten(0, 1), labels.to(self.device).flatten(), reduction="sum"
+            scaled(logits, self.training).flatten(0, 1), to_device(labels, self.device).flatten(), reduction="sum"
         )
 
     def summed_loss(self, inputs: Tensor, labels: Tensor, positions: Tensor | None = None) -> Tensor:
         """``loss`` of what ``forward`` gives on the last stage."""
-        ids = labels.to(self.device).flatten()
+        ids = to_device(labels, self.device).flatten()
         return self._measured(inputs, positions, lambda logits, span: self.loss(logits, ids[span]))
 
     def scores(self, inputs: Tensor, batch: MicroBatch) -> Tensor:
         """The log-probability of each answer of a micro-batch on the last stage, ``[2 * pairs]`` float64."""
-        ids, answers = (each.to(self.device).flatten() for each in (batch.targets, batch.answers))
+        ids, answers = (to_device(each, self.device).flatten() for each in (batch.targets, batch.answers))
         count = 2 * batch.pairs
 
         def added(logits: Tensor, span: slice) -> Tensor:
@@ -321,7 +322,9 @@ class Stage:
         if not self._lean:
             return measure(self.forward(inputs, positions), slice(None))
         with computing(self.training, self.device):
-            hidden = hidden_states(self.module, self.cut, inputs.to(self.device), self._there(positions)).float()
+            hidden = hidden_states(
+                self.module, self.cut, to_device(inputs, self.device), self._there(positions)
+            ).float()
 
         def part(span: slice) -> Callable[[Tensor], Tensor]:
             def measured(states: Tensor) -> Tensor:
@@ -402,20 +405,19 @@ class Stage:
         """A copy of the training state on the CPU; ``into``: one that is not needed any more, whose memory it takes."""
         moments = (self.first_moment, self.second_moment)
         if into is None:
-            first, second = (vector.detach().to("cpu", copy=True) for vector in moments)
-            said = self._short or self.parameters.detach().to("cpu", copy=True)
-            return StageState(said, first, second, self.adam_steps)
+            first, second = (fetched(vector) for vector in moments)
+            return StageState(self._short or fetched(self.parameters), first, second, self.adam_steps)
         for old, vector in zip((into.first_moment, into.second_moment), moments, strict=True):
-            old.copy_(vector.detach())
+            fetched(vector, old)
         if self._short is None and isinstance(into.said, Tensor):
-            return replace(into, said=into.said.copy_(self.parameters.detach()), adam_steps=self.adam_steps)
-        return replace(
-            into, said=self._short or self.parameters.detach().to("cpu", copy=True), adam_steps=self.adam_steps
-        )
+            return replace(into, said=fetched(self.parameters, into.said), adam_steps=self.adam_steps)
+        return replace(into, said=self._short or fetched(self.parameters), adam_steps=self.adam_steps)
 
     def own_state(self) -> StageState:
         """The training state itself, without a copy where the stage is on the CPU: it changes with the stage."""
-        parameters, first, second = (vector.detach().cpu() for vector in self.vectors)
+        if self.device.type != "cpu":
+            return self.state()
+        parameters, first, second = (vector.detach() for vector in self.vectors)
         return StageState(self._short or parameters, first, second, self.adam_steps)
 
     @property
@@ -480,11 +482,14 @@ class Stage:
             self._keep(LeanStorage(self.slots, self.size, self.device))
 
     def state_digest(self) -> str:
-        """``state().digest()`` without the copy: of what is on a card, a part at a time is in main memory."""
+        """``state().digest()`` without the copy: of what is on a card, two parts at a time are in main memory.
+
+        What is said in short is there already, and leaves the card no more.
+        """
         hasher = hashlib.sha256(self.adam_steps.to_bytes(8, "little"))
-        for vector in self.vectors:
-            for part in torch.split(vector.detach(), DIGESTED):
-                hasher.update(bytes_of(part.cpu()))
+        _hash_said(hasher, self._short or self.parameters)
+        for vector in (self.first_moment, self.second_moment):
+            _hash(hasher, vector)
         return hasher.hexdigest()
 
     def restore(self, state: StageState) -> None:
@@ -501,10 +506,10 @@ class Stage:
         elif said.shape != self.parameters.shape or said.dtype != self.parameters.dtype:
             raise CodecError(f"a state of {said.numel():,} values for a stage of {self.parameters.numel():,}")
         else:
-            self.parameters.copy_(said)
+            fill(self.parameters, said)
             self._short = None
-        self.first_moment.copy_(state.first_moment)
-        self.second_moment.copy_(state.second_moment)
+        fill(self.first_moment, state.first_moment)
+        fill(self.second_moment, state.second_moment)
         self.adam_steps = state.adam_steps
         self.gradients.zero_()
 
@@ -516,7 +521,28 @@ def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
 
 def vector_digest(vector: Tensor) -> str:
     """SHA-256 of a flat float32 vector's little-endian bytes."""
-    return hashlib.sha256(bytes_of(vector.cpu())).hexdigest()
+    hasher = hashlib.sha256()
+    _hash(hasher, vector)
+    return hasher.hexdigest()
+
+
+def _arrive(codes: Tensor, units: Tensor, part: slice, code: HostCopy, unit: HostCopy) -> None:
+    codes[part], units[part.start // ALIGNMENT : part.stop // ALIGNMENT] = code.arrived(), unit.arrived()
+
+
+def _hash(hasher: "hashlib._Hash", vector: Tensor) -> None:
+    for _, part in arriving(vector.detach()):
+        hasher.update(bytes_of(part))
+
+
+def _hash_said(hasher: "hashlib._Hash", said: Tensor | ShortValues) -> None:
+    """Parameters as a stage keeps them."""
+    if not isinstance(said, ShortValues):
+        _hash(hasher, said)
+        return
+    for half in (0, 1):
+        for part in said.parts():
+            hasher.update(bytes_of(halves(part)[half]))
 
 
 def _padded(count: int) -> int:

@@ -24,6 +24,7 @@ from trainer.stage.micro_batch import MicroBatch
 from trainer.stage.objective import counted, loss_of, margins, parted, passed_on, summed
 from trainer.stage.schedule import PipelineAction, schedule_of
 from trainer.stage.stage import Stage
+from trainer.transfer import HostCopy, numbers, to_device
 
 Side = Literal["behind", "ahead"]
 ASIDE_TOKENS = 512  # Below, handing a micro-batch to another thread takes as long as encoding it.
@@ -167,7 +168,7 @@ def accumulate(
     stage.mask_gradients()
     if not stage.cut.is_last:
         return None
-    return _mean(sum(float(loss) for loss in step.losses), count)
+    return _mean(sum(numbers(step.losses)), count)
 
 
 def _mean(total: float, tokens: int) -> float:
@@ -194,7 +195,9 @@ def heldout_loss(
     Raises:
         NonFiniteError: the loss is NaN, infinite, or too large to be reported.
     """
-    total, count = 0.0, 0
+    found: list[Tensor] = []
+    rewards: list[Tensor] = []
+    count = 0
     for micro, windows in enumerate(parts):
         batch = MicroBatch.of(windows)
         inputs = reference = ids = batch.ids
@@ -204,24 +207,27 @@ def heldout_loss(
             inputs, reference = parted(stage, crossed)
         with torch.no_grad():
             if stage.cut.is_last and stage.training.preference is not None:
-                found = margins(stage, inputs, reference, batch)
-                outputs = loss_of(found)
-                if rewarded is not None:
-                    rewarded += found.tolist()
+                gained = margins(stage, inputs, reference, batch)
+                outputs = loss_of(gained)
+                rewards.append(gained)
             elif stage.cut.is_last:
                 outputs = summed(stage, inputs, reference, batch)
             else:
                 _, outputs = passed_on(stage, inputs, reference, batch)
         if stage.cut.is_last:
-            part = float(outputs)
-            total += part
+            found.append(outputs)
             count += counted(stage, windows)
-            if sums is not None:
-                sums.append(part)
         else:
             payload = stage.crossing.encode(outputs, "exact")
             boundary.send("activation", micro, payload, stage.crossing.naive("activation", ids))
-    return _mean(total, max(1, count)) if stage.cut.is_last else None
+    if not stage.cut.is_last:
+        return None
+    losses = numbers(found)  # Each reading waits for a card, so all are read at once.
+    if sums is not None:
+        sums += losses
+    if rewarded is not None and rewards:
+        rewarded += torch.cat(rewards).cpu().tolist()
+    return _mean(sum(losses), max(1, count))
 
 
 def digests(payloads: dict[PayloadKey, bytes], keys: list[PayloadKey]) -> tuple[str, ...]:
@@ -286,7 +292,7 @@ class _Passes:
         inputs = reference = part.ids
         stage.weigh(inputs.numel() / self._tokens)
         if not stage.cut.is_first:
-            inputs, reference = parted(stage, self._receive("activation", micro).to(stage.device))
+            inputs, reference = parted(stage, to_device(self._receive("activation", micro), stage.device))
             inputs.requires_grad_()
         if stage.cut.is_last:
             loss = summed(stage, inputs, reference, part)
@@ -303,7 +309,7 @@ class _Passes:
         if self._stage.cut.is_last:
             self._stage.backward(outputs)
         else:
-            self._stage.backward(outputs, self._receive("gradient", micro).to(outputs.device))
+            self._stage.backward(outputs, to_device(self._receive("gradient", micro), outputs.device))
         if not self._stage.cut.is_first:
             assert inputs.grad is not None
             self._send("gradient", micro, self._finite(inputs))
@@ -314,23 +320,25 @@ class _Passes:
         What crosses must be numbers, and as unlike as a step's are; the stage's gradients say that all leave the step out.
         """
         assert inputs.grad is not None
-        if self._stage.training.precision != "fp16" or bool(torch.isfinite(inputs.grad).all()):
+        if self._stage.training.precision != "fp16":
             return inputs.grad
-        self._stage.gradients[0] = math.inf
-        return inputs.detach()
+        fine, first = torch.isfinite(inputs.grad).all(), self._stage.gradients[0]
+        first.copy_(torch.where(fine, first, math.inf))
+        return torch.where(fine, inputs.grad, inputs.detach())
 
     def _send(self, kind: Kind, micro: int, values: Tensor) -> None:
         if kind == "activation" and self._names:
             self._await_offer()  # Whoever waits may serve audits, which belongs into this thread.
+        leaving = self._stage.crossing.leaving(values)
         if self._aside is None:
-            self._encode(kind, micro, values)
+            self._encode(kind, micro, leaving)
         else:
-            self._leaving.append(self._aside.submit(self._encode, kind, micro, values))
+            self._leaving.append(self._aside.submit(self._encode, kind, micro, leaving))
 
-    def _encode(self, kind: Kind, micro: int, values: Tensor) -> None:
-        crossing = self._stage.crossing
+    def _encode(self, kind: Kind, micro: int, leaving: HostCopy) -> None:
+        crossing, values = self._stage.crossing, leaving.arrived()
         if kind == "activation" and self._names:
-            payload = self._visit(micro, crossing.crossing_part(values))
+            payload = self._visit(micro, values)
         else:
             payload = crossing.encode(values, "forward" if kind == "activation" else "backward")
         self._boundary.send(kind, micro, payload, crossing.naive(kind, self._parts[micro].ids))

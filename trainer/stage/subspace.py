@@ -25,6 +25,7 @@ from torch import Tensor
 from protocol.job.job import TrainingSpec
 from protocol.models.model import ModelShape
 from trainer.stage.model import initial_embedding
+from trainer.transfer import to_device
 
 _LAYER = re.compile(r"\.(?:layers|h)\.(?P<index>\d+)\.(?P<part>.*)\.(?P<leaf>weight|bias)$")
 _WRITERS = frozenset({"self_attn.o_proj", "mlp.down_proj", "attn.c_proj", "mlp.c_proj"})
@@ -93,7 +94,7 @@ class Subspace:
                 learnt[span].view(slot.shape)[beyond] = 0.0
                 if slot.name.endswith(_TOKENS):
                     kept[span].view(slot.shape)[beyond] = start[beyond]
-        return Subspace(learnt.to(device), kept.to(device), start[:, channels:].contiguous())
+        return Subspace(to_device(learnt, device), to_device(kept, device), start[:, channels:].contiguous())
 
     def hold(self, vector: Tensor) -> None:
         """Put everything in ``[n]`` parameters that stays back to what it was."""

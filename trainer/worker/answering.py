@@ -11,6 +11,7 @@ import msgspec
 
 from protocol.codec import MessageError
 from protocol.serving import (
+    DRAFT_ARCHIVE,
     MAX_SAID,
     MODEL_ARCHIVE,
     SMALL_ARCHIVE,
@@ -20,12 +21,14 @@ from protocol.serving import (
     adapter_archive,
 )
 from protocol.task import AskModel, JoinStages, ModelSaid, StopTask, TaskReady
-from protocol.worker import AgentMessage, PeerDeliver, Setup, WorkerCommand, read_exactly, read_head
-from trainer.audit.environment import env_class
+from protocol.worker import AgentMessage, PeerDeliver, PeerSend, Setup, WorkerCommand, read_exactly, read_head
+from trainer.audit.environment import configure, env_class
+from trainer.errors import DataError, WeightsError
 from trainer.files.archives import LazyTensor, ModelArchive, stage_tensors
 from trainer.files.inputs import InputFolder
 from trainer.serve.adapters import AdapterFiles
 from trainer.serve.engine import Engine, Say
+from trainer.serve.stages.draft_model import DraftModel
 from trainer.serve.stages.engine import StageEngine
 from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.thread_guard import guarded
@@ -108,8 +111,30 @@ def _load(setup: Setup, say: Say, outbox: WorkerOutbox) -> Engines:
         count = len(served.adapters)
         adapters = [AdapterFiles.of_archive(files.file(adapter_archive(number))) for number in range(1, count + 1)]
         if len(setup.plan.layers) > 1:
-            return StageEngine(folder, setup, say, lambda name, pieces: outbox.put(name, *pieces), weights, adapters)
+            draft = _draft_of(setup, files, folder / "draft") if files.has(DRAFT_ARCHIVE) else None
+            send = partial(_send, outbox)
+            return StageEngine(folder, setup, say, send, weights, adapters, draft)
         return Engine(folder, setup.threads, say, setup.device, served.context, weights, served.weights, adapters)
+
+
+def _send(outbox: WorkerOutbox, name: PeerSend, pieces: tuple[bytes | memoryview, ...]) -> None:
+    outbox.put(name, *pieces)
+
+
+def _draft_of(setup: Setup, files: InputFolder, folder: Path) -> DraftModel | None:
+    """The draft model; None where it cannot be loaded: answers go on without it, and the log says so."""
+    assert setup.spec.serve is not None
+    configure(setup.threads, setup.device)
+    try:
+        folder.mkdir()
+        archive = ModelArchive(files.file(DRAFT_ARCHIVE))
+        archive.unpack_small(folder)
+        draft = DraftModel(folder, archive.tensors(), setup.device, setup.spec.serve.context)
+    except (DataError, WeightsError, RuntimeError, MemoryError, OSError) as error:
+        LOG.warning("the draft model cannot be loaded, and answers go on without it: %s", error)
+        return None
+    LOG.info("a draft model of %s parameters drafts here", f"{draft.parameters:,}")
+    return draft
 
 
 def _tensors_of_stage(setup: Setup, files: InputFolder) -> Mapping[str, LazyTensor]:

@@ -19,6 +19,7 @@ from trainer.outer import OuterState
 from trainer.stage.short import spans
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.storage import Slot
+from trainer.transfer import fetched
 
 ANCHOR, MOMENTUM, ROUND = "anchor.", "momentum.", "round"
 _LOW = 0xFFFF  # The half of a float32 that 16 bits lack.
@@ -86,8 +87,8 @@ def moments_pieces(of: Stage | StageState, next_round: int) -> list[memoryview]:
         {
             ROUND: torch.tensor([next_round]),
             STEPS: torch.tensor([of.adam_steps]),
-            FIRST: of.first_moment.detach().to("cpu", copy=True),
-            SECOND: of.second_moment.detach().to("cpu", copy=True),
+            FIRST: fetched(of.first_moment),
+            SECOND: fetched(of.second_moment),
         }
     )
 

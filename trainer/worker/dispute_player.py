@@ -41,7 +41,7 @@ IMPOSSIBLE = hashlib.sha256(b"cottage-impossible").hexdigest()
 Answer = StateAnswer | TraceAnswer | OperationAnswer | InputsAnswer
 
 
-class Player:
+class DisputePlayer:
     """One side of one dispute."""
 
     def __init__(self, auditor: OpeningReplayer, replay: ReplayStep, opening: bytes) -> None:
@@ -164,9 +164,9 @@ def record_again(auditor: OpeningReplayer, replay: ReplayStep, opening: bytes, s
     """Leaf ``index`` of the trace of a step, for a judge who has to see what belongs there.
 
     Raises:
-        OpeningError: see ``Player``. OperationError: the step has no such operation.
+        OpeningError: see ``DisputePlayer``. OperationError: the step has no such operation.
     """
-    leaves = Player(auditor, replay, opening).leaves(step, index)
+    leaves = DisputePlayer(auditor, replay, opening).leaves(step, index)
     if len(leaves) <= index:
         raise OperationError(f"step {step} has {len(leaves)} operations: there is no operation {index}")
     return leaves[index]

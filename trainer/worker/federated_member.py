@@ -5,10 +5,15 @@ What leaves, and what it is made of::
     contribution     the noised update (``trainer.outer.private``) and what everybody knows
     commitment       the digest of that contribution, and nothing of the steps: their leaves name samples, losses and states
     unclipped        a noised bit, where the clip follows the updates
+    heldout          the noised loss of data that is held back, where the job asks for it (``trainer.outer.owners_loss``)
     new state        the contributions of all owners
 
 With secure sums (``federated.sum``) the agent gets the noised update in place of the other owners, and masks it; the commitment
-is to the update behind 32 bytes that nobody else knows, so it tells nothing. The new state is made of the sum of all.
+is to the update behind 32 bytes that nobody else knows, so it tells nothing. The new state is made of the sum of all. Bit and
+loss are parts of the sum.
+
+Where the promise is about one example (``privacy.unit``) the noise is in each step (``trainer.outer.private_steps``), and what
+comes of a round's steps leaves as it is.
 
 Losses, the optimizer's moments and openings stay where they are: each is a function of the data without noise on it. A job whose
 ``federated.privacy`` is null leaves updates and losses as they are, and still opens nothing.
@@ -17,6 +22,7 @@ Losses, the optimizer's moments and openings stay where they are: each is a func
 import hashlib
 import logging
 import os
+from dataclasses import replace
 
 from common.untrusted_text import untrusted
 from protocol.audit import (
@@ -37,13 +43,19 @@ from protocol.job.federated import FederatedSpec
 from protocol.task import ApplyRound, BeginRound, TaskReport
 from protocol.worker import SumVector
 from trainer.audit.step_leaves import RoundTrace
+from trainer.data.data import Windows
+from trainer.data.examples import OwnExamples
 from trainer.errors import RoundError
 from trainer.outer import OuterState
 from trainer.outer.audit import Shown
+from trainer.outer.inner_update import update
 from trainer.outer.method import Layout
+from trainer.outer.owners_loss import OwnersLoss, owners_loss
 from trainer.outer.private import NoiseSource, PrivacyTerms, SystemNoise, protect
+from trainer.outer.private_steps import StepPrivacy, private_gradients
 from trainer.outer.summed import SummedTerms, mean_of, summand
 from trainer.stage.stage import StageState
+from trainer.stage.steps import Recorder
 from trainer.worker.inbox import Audit, RoundKey, Work
 from trainer.worker.member import Made, StageMember
 from trainer.worker.opening_service import OpeningService
@@ -73,6 +85,7 @@ class FederatedMember(StageMember):
     _begun = 0
     _clip: float | None = None
     _total: bytes | bytearray = b""
+    _loss: OwnersLoss | None = None
 
     @property
     def agreed(self) -> FederatedSpec:
@@ -98,14 +111,50 @@ class FederatedMember(StageMember):
             return
         if order.validate:
             raise RoundError("a loss of this owner's data was asked for, which its updates' privacy does not cover")
+        if federated.per_example and order.steps > self._training.inner_steps:
+            raise RoundError(
+                f"a round of {order.steps} steps was asked for, and its owner agreed to {self._training.inner_steps}: each tells "
+                "a little more of an example"
+            )
         if federated.rounds_allowed is not None and self._begun >= federated.rounds_allowed and order.steps:
             raise RoundError(
                 f"{self._begun} updates have left this machine, and the privacy budget that its owner agreed to has no room for "
                 "another"
             )
 
+    def _train(self, command: BeginRound, key: RoundKey) -> None:
+        self._loss = self._measured(command.round)
+        super()._train(command, key)
+
+    def _measured(self, number: int) -> OwnersLoss | None:
+        """The loss of what is held back at the parameters that all owners have; None where it is not told."""
+        privacy, held = self.agreed.privacy, self._files.heldout
+        if privacy is None or privacy.heldout is None or held is self._files.train:
+            return None
+        own = self._method.start(self._outer, self._local, number)
+        self._load(self._outer.anchor)
+        try:
+            found = owners_loss(self.stage, held.heldout(), privacy.heldout.most)
+        finally:
+            self._load(own)
+        LOG.info("round %d: the loss of %d windows was measured", number + 1, found.windows)
+        return found
+
+    def compute(self, windows: Windows, recorder: Recorder, rate_index: int, total_steps: int) -> float | None:
+        """As ``StageMember.compute``; where the promise is about one example, a step of noised gradients, without a loss."""
+        privacy = self.agreed.privacy
+        if privacy is None or not privacy.per_example:
+            return super().compute(windows, recorder, rate_index, total_steps)
+        if not isinstance(self._files.train, OwnExamples):
+            raise RoundError(
+                "this worker's data has no examples that are drawn one by one, and their privacy is promised"
+            )
+        private_gradients(self.stage, windows, StepPrivacy.of(privacy), self.noise)
+        self._left_out += not update(self.stage, self._position, recorder, rate_index, total_steps)
+        return None
+
     def made(self, command: BeginRound, trace: RoundTrace) -> Made:
-        """The contribution of the noised update, once a round."""
+        """The contribution of the noised update, or of the update of noised steps, once a round."""
         privacy = self.agreed.privacy
         if privacy is None:
             return super().made(command, trace)
@@ -113,11 +162,15 @@ class FederatedMember(StageMember):
         layout = Layout(tuple(self.stage.slots), self.stage.size)
         if self.sums:
             return self._summand(command, trace, layout)
+        loss = None if self._loss is None else self._loss.told(privacy, self.noise)
+        if privacy.per_example:
+            LOG.info("round %d: each step has noise of %s clips", command.round + 1, privacy.noise_multiplier)
+            return replace(super().made(command, trace), heldout=loss)
         terms = PrivacyTerms.of(privacy, command.clip)
         safe = protect(trace.anchor, self.stage.said(), layout, terms, self.noise)
         given = self._method.contribution(trace.anchor, safe.parameters, trace.local, command.round, self._count)
         LOG.info("round %d: clipped to %.3g, with noise of %.3g such norms", command.round + 1, terms.clip, terms.noise)
-        return Made(given.digest, given.pieces, given.local, safe.unclipped)
+        return Made(given.digest, given.pieces, given.local, safe.unclipped, loss)
 
     @property
     def sums(self) -> bool:
@@ -127,7 +180,8 @@ class FederatedMember(StageMember):
     def _summand(self, command: BeginRound, trace: RoundTrace, layout: Layout) -> Made:
         """The update as steps of the sum's grid; what it is committed to by would tell it to nobody who guessed."""
         terms = SummedTerms.of(self.agreed, command.clip)
-        steps, told = summand(trace.anchor, self.stage.said(), layout, terms, self.noise)
+        told = {} if self._loss is None else {"heldout": self._loss.mean}
+        steps = summand(trace.anchor, self.stage.said(), layout, terms, self.noise, told)
         piece = os.urandom(SALT) + steps.tobytes()
         LOG.info(
             "round %d: clipped to %.3g, with noise of %.3g such norms, for a secure sum",
@@ -135,7 +189,7 @@ class FederatedMember(StageMember):
             terms.privacy.clip,
             terms.privacy.noise,
         )
-        return Made(hashlib.sha256(piece).hexdigest(), (piece,), {}, told)
+        return Made(hashlib.sha256(piece).hexdigest(), (piece,), {})
 
     def _send_contribution(self, command: BeginRound, key: RoundKey, made: Made, steps: int) -> None:
         if not self.sums:
@@ -153,8 +207,8 @@ class FederatedMember(StageMember):
             return super()._step_together(command)
         if command.total is None:
             raise RoundError("a round of this job ends with the sum of its updates, and none is named")
-        layout, grid = Layout(tuple(self.stage.slots), self.stage.size), SummedTerms.of(self.agreed, self._clip).grid
-        mean = mean_of(self._total, command.total, layout, grid, len(command.contributors))
+        layout, terms = Layout(tuple(self.stage.slots), self.stage.size), SummedTerms.of(self.agreed, self._clip)
+        mean = mean_of(self._total, command.total, layout, terms, len(command.contributors))
         before, self._total = self._outer, b""
         after = self._method.step(before, mean, (), command.round)
         self.stage.constrain(after.anchor)

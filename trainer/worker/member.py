@@ -63,6 +63,7 @@ from trainer.stage.objective import score_of
 from trainer.stage.snapshots import SnapshotKeeper
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.steps import Recorder, accumulate, digests, heldout_loss
+from trainer.transfer import fetched
 from trainer.worker.checkpoint import checkpoint_pieces, moments_pieces, read_checkpoint, read_moments
 from trainer.worker.inbox import PartsHeld, RoundKey, Work, WorkerInbox
 from trainer.worker.opening_service import OpeningService
@@ -133,7 +134,8 @@ class Made:
     pieces: tuple[bytes, ...]
     local: Local
     unclipped: float | None = None
-    """As in ``RoundCommit``."""
+    heldout: float | None = None
+    """As in ``RoundCommit``, both."""
 
 
 class StageMember:
@@ -174,7 +176,7 @@ class StageMember:
         self._layers = plan.layers
         self.stage = Stage(files.config, cut_of(plan, stage), spec.training, files.weights, device)
         size = self.stage.size
-        self._outer = OuterState.first(self.stage.values().to("cpu", copy=True), spec.training)
+        self._outer = OuterState.first(fetched(self.stage.values()), spec.training)
         self._method = outer_method(spec.training, self.stage.slots, size)
         self._shards = self.exchange(self._method, inbox, outbox, stage, replica)
         self._count = 1
@@ -242,6 +244,7 @@ class StageMember:
 
     def made(self, command: BeginRound, trace: RoundTrace) -> Made:
         """The contribution of the steps in ``trace``."""
+        self.openings.settle()
         given = self._method.contribution(trace.anchor, self.stage.said(), trace.local, command.round, self._count)
         return Made(given.digest, given.pieces, given.local)
 
@@ -339,7 +342,7 @@ class StageMember:
     def _moments(self, data: memoryview) -> StageState | None:
         """Those of who held this seat before; they begin at zero where that left something unusable."""
         try:
-            return read_moments(data, self.stage, self.stage.values().cpu(), self._anchor_round)
+            return read_moments(data, self.stage, fetched(self.stage.values()), self._anchor_round)
         except WeightsError as error:
             LOG.warning("the optimizer's moments begin at zero: %s", error)
             return None
@@ -469,23 +472,21 @@ class StageMember:
             self.stage.shorten(trace.anchor)
         trace.after_steps(self.stage, self._keeper)
         made = early or self.made(command, trace)
-        local = made.local
         if (
             early is not None
         ):  # The steps since then are no part of what was sent, but of what the replica goes on with.
-            local = self.made(command, trace).local
-        made = replace(made, local=local)
+            made = replace(made, local=self.made(command, trace).local)
+        local = made.local
         carried, root = local_digest(local), self.root(trace, made)
         digest = contribution_digest(made.pieces)
         self._keeper.give_back(self.openings.keep(key, trace, command.total_steps, self._position))
         tokens = len(trace.leaves) * self._training.batch * self._training.sequence
         operations = self.stage.operations_per_token * tokens
-        self._pending = local
-        steps = len(trace.leaves)
+        self._pending, steps = local, len(trace.leaves)
         if loss is not None:
             LOG.info("round %d: training loss %.4f", command.round + 1, loss)
         done = RoundCommit(*key, root, steps, digest, tokens, operations, loss, carried, self._busy, self._left_out)
-        self.say(msgspec.structs.replace(done, unclipped=made.unclipped))
+        self.say(msgspec.structs.replace(done, unclipped=made.unclipped, heldout=made.heldout))
         if early is None:
             self._send_contribution(command, key, made, len(trace.leaves))
         self._report_holding()
@@ -543,6 +544,7 @@ class StageMember:
     def _step_together(self, command: ApplyRound) -> tuple[OuterState, OuterRecord, Shown]:
         """The outer step, what says so, and what it was made from, once that is here; raises ``AbandonedError``."""
         number = command.round
+        self.openings.settle()
         if not command.results:
             given = self._inbox.contributions(command.contributors)
             after, record = outer_step(self._method, self.stage, self._outer, given, number, command.weights)

@@ -8,7 +8,7 @@ piece from what does not change any more.
 import hashlib
 import logging
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -29,7 +29,8 @@ from trainer.data.folder import JobFiles
 from trainer.errors import RoundError
 from trainer.outer import OuterState, outer_method
 from trainer.outer.audit import Shown, write_outer
-from trainer.stage.background import Aside
+from trainer.stage.background import BackgroundWork
+from trainer.stage.short import ShortValues
 from trainer.stage.stage import Stage, StageState
 from trainer.worker.checkpoint import checkpoint_pieces
 from trainer.worker.inbox import Audit, RoundKey
@@ -38,6 +39,8 @@ from trainer.worker.round_record import write_outer_record, write_steps
 from trainer.worker.thread_guard import guarded
 
 LOG = logging.getLogger("cottage.worker")
+SETTLE_S = 0.5  # Between two looks at whether anybody still takes what leaves.
+_NOTHING = torch.empty(0)
 
 
 @dataclass(frozen=True)
@@ -91,11 +94,12 @@ class OpeningService:
         self._files = files
         self._replica = replica
         self._outbox = outbox
-        self._aside = Aside()
+        self._aside = BackgroundWork()
         self._rounds: dict[RoundKey, OpenableSteps] = {}
         self._outers: dict[RoundKey, OpenableOuter] = {}
         self._on_disk: set[RecordKept] = set()
         self._lent: OuterState | None = None
+        self._leaving: set[Future[None]] = set()
         self.records = False
         self.initial: OuterState | None = None
 
@@ -206,6 +210,8 @@ class OpeningService:
             self._outbox.report(StepOpened(command.audit, None, untrusted(error)))
             return
         trace = replace(trace, states={})  # What is shown of them is ``state``.
+        if not command.anchored and isinstance(state.said, ShortValues):  # Nor is a read-back anchor needed any more.
+            trace, state = replace(trace, anchor=_NOTHING), replace(state, said=replace(state.said, base=_NOTHING))
         made, micros = made_after(training, len(trace.leaves)), crossings(training)
         method = outer_method(training, self._stage.slots, self._stage.size)
         leaving = self._answer(
@@ -270,15 +276,25 @@ class OpeningService:
         leaf = encode_message(kept.trace.leaves[command.step])
         return LeafShown(command.audit, leaf, kept.trace.tree().proof(command.step).path)
 
+    def settle(self) -> None:
+        """Wait until openings have left, where the stage makes room: main memory is planned for them, or for what comes now."""
+        while self._stage.makes_room and self._leaving and not self._outbox.closed:
+            _, self._leaving = wait(self._leaving, SETTLE_S)
+
     def _answer(self, audit: str, write: Callable[[], list[memoryview]]) -> Future[None]:
         """Hash and send an opening beside computing; done when all of it has left."""
         left: Future[None] = Future()
 
         def answer() -> None:
-            pieces, hasher = write(), hashlib.sha256()
-            for piece in pieces:
-                hasher.update(piece)
-            self._outbox.show(StepOpened(audit, hasher.hexdigest()), pieces, left)
+            try:
+                pieces, hasher = write(), hashlib.sha256()
+                for piece in pieces:
+                    hasher.update(piece)
+                self._outbox.show(StepOpened(audit, hasher.hexdigest()), pieces, left)
+            except BaseException:
+                left.cancel()  # Nobody waits for what does not come.
+                raise
 
         self._aside.submit(guarded, self._outbox, answer)
+        self._leaving = {one for one in self._leaving if not one.done()} | {left}
         return left

@@ -10,9 +10,8 @@ from protocol.task import TaskReport
 from protocol.worker import WorkerMessage, WorkerReport
 from trainer.worker.work_times import WorkTimes
 
-MAX_OUTGOING_BYTES = (
-    256 << 20
-)  # One pseudo-gradient of 128 million parameters, twice; beyond it computing waits for the socket.
+# One pseudo-gradient of 128 million parameters, twice; beyond it computing waits for the socket.
+MAX_OUTGOING_BYTES = 256 << 20
 
 
 Payload = tuple[bytes | memoryview, ...]
@@ -56,6 +55,11 @@ class WorkerOutbox:
     def show(self, body: TaskReport, pieces: Sequence[memoryview], left: Future[None]) -> None:
         """Queue a report with pieces of memory that nobody changes until they have ``left``."""
         self.put(WorkerReport(body, took=self.times.of(body)), *pieces, left=left)
+
+    @property
+    def closed(self) -> bool:
+        """Whether nothing is taken any more."""
+        return self._closed
 
     async def get(self) -> tuple[WorkerMessage, Payload] | None:
         """The next message, in order; ``None`` when closed and empty. Whoever asks has done with the last one."""

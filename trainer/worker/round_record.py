@@ -31,6 +31,7 @@ from trainer.errors import RoundRecordError, WeightsError
 from trainer.files.tensors import bytes_of
 from trainer.outer.method import Local, OuterMethod, OuterState, local_digest, momentum_type
 from trainer.stage.stage import Stage, StageState
+from trainer.transfer import fetched
 from trainer.worker.checkpoint import read_checkpoint, read_moments
 
 _LENGTH = struct.Struct("<I")
@@ -88,7 +89,7 @@ class RoundBeginning:
             RoundRecordError: it is no state of this stage and round.
         """
         if not state:
-            return cls(OuterState.first(stage.values().to("cpu", copy=True), stage.training), moments, stage)
+            return cls(OuterState.first(fetched(stage.values()), stage.training), moments, stage)
         try:
             kept = momentum_type(stage.training) if momentum else None
             outer, number = read_checkpoint(state, stage.slots, stage.size, kept)

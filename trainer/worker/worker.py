@@ -57,7 +57,7 @@ from trainer.data.folder import JobFiles, open_files
 from trainer.errors import OpeningError, RoundRecordError
 from trainer.files.inputs import TRAIN, InputFolder
 from trainer.files.tensors import bytes_of
-from trainer.worker.dispute_player import Player
+from trainer.worker.dispute_player import DisputePlayer
 from trainer.worker.federated_member import FederatedMember, closed
 from trainer.worker.inbox import Audit, ReturnedRecord, WorkerInbox
 from trainer.worker.logs import ReportHandler
@@ -78,7 +78,7 @@ class Worker:
 
     member: ClassVar[type[StageMember]] = StageMember
     """What has a seat; a program around this one may put a class of its own here, and below."""
-    player: ClassVar[type[Player]] = Player
+    player: ClassVar[type[DisputePlayer]] = DisputePlayer
     """What answers in a dispute."""
 
     def __init__(self, pace: float | None = None) -> None:
@@ -86,7 +86,7 @@ class Worker:
         self._pace = pace
         self._member: StageMember | None = None
         self._auditor: OpeningReplayer | None = None
-        self._players: dict[str, Player] = {}
+        self._players: dict[str, DisputePlayer] = {}
         self._recalls: Recalls | None = None
         self._closed = False  # The job is federated: its owner's data is no auditor's.
         self._inbox = WorkerInbox(self._serve)

@@ -265,7 +265,9 @@ class RtcConnection:
             lane._channel.on("close", self._changed.set)
         while not all(lane.is_open for lane in self._lanes.values()):
             if self.failed:
-                raise ConnectError(f"the connection is {self._pc.connectionState}: no path, or another certificate")
+                raise ConnectError(
+                    f"no connection came about ({self._pc.connectionState}): no path, or another certificate"
+                )
             self._changed.clear()
             await self._changed.wait()
         self._check_certificate(fingerprint)

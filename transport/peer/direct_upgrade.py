@@ -32,7 +32,7 @@ Say = Callable[[SignalKind, Description | None, bytes, bytes], Awaitable[None]]
 """Seals and sends an envelope: kind, description, its nonce, the nonce that it answers."""
 
 
-class Upgrade:
+class DirectUpgrade:
     """This node's part in looking for a direct way to one peer."""
 
     def __init__(self, context: PeerContext, peer: str, say: Say, *, offers_here: bool) -> None:

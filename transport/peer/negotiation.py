@@ -23,7 +23,7 @@ from common.errors import ConnectError, LinkError, SignalError
 from transport.ice.context import PeerContext
 from transport.ice.rtc import RtcConnection
 from transport.ice.sdp import Description
-from transport.peer.direct_upgrade import Upgrade
+from transport.peer.direct_upgrade import DirectUpgrade
 from transport.peer.signalling import Opened, SignalBody, SignalKind, seal
 
 REQUEST_AGAIN_S = 1.5  # An offer takes half a second, with a relay by TCP one.
@@ -53,7 +53,7 @@ class Negotiation:
         self._offered_at = 0.0
         self._requested = False
         self._signalled = asyncio.Event()
-        self._upgrade = Upgrade(context, peer, self._say, offers_here=self._offers_here)
+        self._upgrade = DirectUpgrade(context, peer, self._say, offers_here=self._offers_here)
 
     @property
     def asked(self) -> bool:
@@ -134,7 +134,7 @@ class Negotiation:
         return connection, body
 
     @property
-    def upgrade(self) -> Upgrade:
+    def upgrade(self) -> DirectUpgrade:
         """The search for a direct way beside a relayed link."""
         return self._upgrade
 

@@ -29,7 +29,9 @@ KEY_NAME = "publisher.key"
 async def image(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     """``cottage image push`` and ``list``."""
     if options.action == "list":
-        found = await client.images()
+        if not (found := await client.images()) and not options.json:
+            out.print("No images yet: `cottage image push FILE` sends one.")
+            return 0
         table = Table("Artifact", "Name", "For", "Size", "Publisher")
         for one in found:
             size = f"{one.size / 1e6:,.1f} MB"

@@ -5,11 +5,12 @@ are not sent again, a job that runs is followed, and results that are here stay.
 """
 
 import argparse
+import asyncio
+import contextlib
 import glob
 import hashlib
 import os
 import re
-import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,21 +23,30 @@ from rich.text import Text
 from common.console import Terminal
 from common.terminal import say, say_json
 from common.untrusted_text import untrusted
-from coordinator.client.arrays import array_document, elements_of_files
+from coordinator.client.arrays import (
+    array_budget,
+    array_document,
+    command_words,
+    elements_of_files,
+    files_of,
+    read_of,
+    refuse_empty,
+)
 from coordinator.client.client import Client
 from coordinator.client.commands.base import EXIT_REFUSED, CliUsageError
 from coordinator.client.commands.submit import agreed, funded
+from coordinator.client.errors import ClientError
 from coordinator.client.show import array_quote_table
 from coordinator.client.text import money
 from protocol.codec import MessageError, decode_json, encode_json
-from protocol.ids import Digest, JobId
+from protocol.ids import NOT_SENT, Digest, JobId
 from protocol.job.array import MAX_ELEMENTS
-from protocol.rest import api
 from protocol.rest.arrays import ElementView
 
 NOTES = ".cottage-map.json"
 MAX_NOTES = 64 << 20
 MAX_SHOWN = 10  # Failed elements, at the end.
+WAITS_S = 5.0  # Between two looks for why elements wait.
 _TAIL = 5
 _DIGEST = re.compile("[0-9a-f]{64}")
 
@@ -52,15 +62,18 @@ class MapNotes(msgspec.Struct):
 
 async def map_files(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     """``cottage map``: send, price, begin, follow, fetch."""
-    files, command = _files(options.over), _words("COMMAND", options.command_line)
+    read, command = {path: read_of(path) for path in _over(options.over)}, _words("COMMAND", options.command_line)
+    files = files_of(read)
     folder: Path = options.out
-    folder.mkdir(parents=True, exist_ok=True)
+    elements_of_files(read, dict.fromkeys(files, NOT_SENT))  # What cannot be is said before anything is sent.
+    refuse_empty(files)
     image = await _image(client, options.image)
+    folder.mkdir(parents=True, exist_ok=True)
     array = _array(options) | await _checker(client, options)
     notes = _notes(folder, client.address, _asked(image, options, files, array))
     if notes.job is None:
         array |= await _shared(client, options)
-        elements = elements_of_files(files, await _sent(client, files, notes, folder, options, out))
+        elements = elements_of_files(read, await _sent(client, files, notes, folder, options, out))
         listed = await client.upload_elements(elements)
         name = options.name or f"map {Path(options.command_line).name[:60]}"
         document = array_document(
@@ -82,26 +95,29 @@ async def map_files(client: Client, options: argparse.Namespace, out: Terminal) 
     if (view := await client.get(notes.job)).state == "created":
         await funded(client, view, options, out)
     try:
-        failed = await _fetched(client, notes.job, len(files), folder, options, out)
+        failed = await _fetched(client, notes.job, len(read), folder, options, out)
     except BaseException:
         say(
             f"job {notes.job} goes on. The same command fetches its results; end it: cottage cancel {notes.job}",
             error=True,
         )
         raise
-    return await _told(client, notes.job, failed, len(files), folder, options, out)
+    return await _told(client, notes.job, failed, len(read), folder, options, out)
 
 
-def _files(patterns: Sequence[str]) -> list[Path]:
+def _over(patterns: Sequence[str]) -> list[Path]:
+    """What each element is called after: files, and folders where a pattern ends with a slash."""
     found: list[Path] = []
     for pattern in patterns:
         matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
         if not matches:
             raise CliUsageError(f"--over {pattern}: there is no such file")
-        found += [Path(match) for match in matches if os.path.isfile(match)]
+        wanted = os.path.isdir if pattern.endswith(("/", os.sep)) else os.path.isfile
+        found += [Path(match) for match in matches if wanted(match)]
     files = list(dict.fromkeys(found))
     if not files:
-        raise CliUsageError(f"--over {' '.join(patterns)}: there are folders, and no files")
+        way = "end it with a slash for an element of each folder"
+        raise CliUsageError(f"--over {' '.join(patterns)}: there are folders, and no files: {way}")
     if len(files) > MAX_ELEMENTS:
         raise CliUsageError(
             f"--over names {len(files):,} files: one array has {MAX_ELEMENTS:,} at most, so make several"
@@ -122,25 +138,22 @@ async def _image(client: Client, image: str) -> Digest:
 
 
 def _words(option: str, command: str) -> list[str]:
-    """A command's words, as a shell would part them."""
     try:
-        words = shlex.split(command)
-    except ValueError:  # Of shlex: a quotation mark, or a backslash at the end.
-        raise CliUsageError(
-            f"{option} {command!r}: a quotation mark has no second one, or a backslash is the last"
-        ) from None
-    if not words:
-        raise CliUsageError(f"{option} is empty: it names a program")
-    return words
+        return command_words(command)
+    except ValueError as error:
+        raise CliUsageError(f"{option} {command!r}: {error}") from None
 
 
 def _array(options: argparse.Namespace) -> dict[str, Any]:
     """The fields of the document's section that the command line has."""
+    if options.verify == "trusted" and not options.trust:
+        raise CliUsageError("--verify trusted: --trust names the owners, by the addresses where they are paid")
     own = {
         "seconds": options.seconds,
         "memory_mb": options.memory,
         "disk_mb": options.disk,
         "retries": options.retries,
+        "batch": options.batch,
         "verify": options.verify,
         "owners": options.owners,
         "estimate": options.estimate,
@@ -227,18 +240,13 @@ async def _sent(
 async def _agreed(client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal) -> bool:
     """Whether whoever has seen the price wants it."""
     if options.budget is None:
-        document["budget"] = usual_budget(await client.quote(document))
+        document["budget"] = array_budget(await client.quote(document))
     quote = await client.quote(document)
     if options.json and quote.problems:
         raise CliUsageError("; ".join(quote.problems))
     if not options.json:
         out.print(array_quote_table(quote, document["budget"], proposed=options.budget is None))
     return not quote.problems and agreed(options, out)
-
-
-def usual_budget(quote: api.Quote) -> int:
-    """Where nobody names one: a quarter more than it likely costs. What is left comes back."""
-    return max(quote.price, quote.price_likely + quote.price_likely // 4)
 
 
 async def _fetched(
@@ -248,15 +256,34 @@ async def _fetched(
     failed: list[ElementView] = []
     with _bar(options, out) as bar:
         task = bar.add_task("running", total=count)
-        async for element in client.ended(job):
-            if element.result is None:
-                failed.append(element)
-            elif fault := (await client.taken(job, element, folder)).fault:
-                failed.append(msgspec.structs.replace(element, reason=untrusted(fault)))
-            bar.update(task, advance=1, description=f"{len(failed)} failed" if failed else "running")
-            if options.json:
-                say_json(element)
+        said = asyncio.create_task(_say_what_waits(client, job, bar))
+        try:
+            async for element in client.ended(job):
+                if element.result is None:
+                    failed.append(element)
+                elif fault := (await client.taken(job, element, folder)).fault:
+                    failed.append(msgspec.structs.replace(element, reason=untrusted(fault)))
+                bar.update(task, advance=1, description=f"{len(failed)} failed" if failed else "running")
+                if options.json:
+                    say_json(element)
+        finally:
+            said.cancel()
+            await asyncio.gather(said, return_exceptions=True)
     return failed
+
+
+async def _say_what_waits(client: Client, job: str, bar: Progress) -> None:
+    """Why elements wait, as the coordinator notes it: a bar that stands still says nothing."""
+    after = 0
+    while True:
+        await asyncio.sleep(WAITS_S)
+        with contextlib.suppress(ClientError):  # The bar's own calls say what is wrong with the line.
+            for event in await client.events(job, after):
+                after = event.id
+                if event.kind == "limit" and bar.disable:
+                    say(event.text, error=True)
+                elif event.kind == "limit":
+                    bar.console.print(event.text, soft_wrap=True)
 
 
 async def _told(

@@ -81,7 +81,7 @@ async def _outbox(client: Client, options: argparse.Namespace, out: Terminal) ->
 
 
 async def _storage(client: Client, options: argparse.Namespace, out: Terminal) -> int:
-    found = await client.admin_storage()
+    found = await client.admin_storage(options.job_files, options.uploads)
     show(out, options, found, storage_table(found))
     return 0
 
@@ -200,12 +200,26 @@ def storage_table(found: AdminStorage) -> RenderableType:
             "goes next",
             f"{count(found.removable)} of them, {size(found.removable_size)}, to which nothing refers any more",
         ),
+        (
+            "files stay",
+            f"{found.job_files_days} days after a paid job's end, uploads {found.uploads_days} days, "
+            "a finished model as long as its job",
+        ),
         ("room", f"{size(found.free)} of {size(found.total)} are free, of which {size(found.kept_free)} are kept"),
         ("database", "elsewhere" if found.database is None else size(found.database)),
     ):
         table.add_row(Text(name, style="dim"), Text(value))
-    low = Text("There is too little room: uploads are refused.", style="red")
-    return Group(table, low) if found.free < found.kept_free else table
+    told: list[RenderableType] = [table]
+    if found.largest:
+        removed = Table(title="goes next, the largest", title_justify="left", box=None, pad_edge=False)
+        removed.add_column("size", justify="right")
+        removed.add_column("SHA-256", no_wrap=True)
+        for one in found.largest:
+            removed.add_row(size(one.size), one.sha256)
+        told.append(removed)
+    if found.free < found.kept_free:
+        told.append(Text("There is too little room: uploads are refused.", style="red"))
+    return Group(*told)
 
 
 def lenders_table(found: LendersView) -> RenderableType:

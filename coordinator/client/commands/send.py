@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,14 @@ from coordinator.client.documents import read_document
 from coordinator.client.errors import ProblemError
 from coordinator.client.folders import CONFIG, OLDER_TOKENIZERS, TOKENIZER, model_files, tokenizer_files
 from coordinator.client.hub import HubModel, fetch, find, is_hub_name, sentence
+from protocol.ids import NOT_SENT
 from protocol.rest.hub import HubFile, HubModelView
 
 HUB_VARIABLE = "HF_ENDPOINT"
 _HERE = frozenset({404, 409, 422, 503})
 """What a coordinator answers where it cannot fetch a model of the Hub, and the submitter's machine perhaps can."""
+Later = list[Callable[[], Awaitable[None]]]
+"""What sends weights, and puts them into the document."""
 
 
 async def document_of(client: Client, options: argparse.Namespace, out: Terminal) -> dict[str, Any]:
@@ -49,19 +52,22 @@ async def document_of(client: Client, options: argparse.Namespace, out: Terminal
     return document
 
 
-async def model_files_of(client: Client, model: Path, options: argparse.Namespace, out: Terminal) -> dict[str, Any]:
-    """A document with nothing but a model's files, which are sent, and its tokenizer.
+async def model_files_of(
+    client: Client, model: Path, options: argparse.Namespace, out: Terminal, later: Later
+) -> dict[str, Any]:
+    """A document with nothing but a model's files and its tokenizer, which is sent.
 
     Args:
         model: a folder, the file of its weights, or a name on the Hub.
+        later: gets what sends its weights: until then ``NOT_SENT`` stands for them.
     Raises:
         CliUsageError: it has no tokenizer that can be used.
     """
     document: dict[str, Any] = {}
     own = argparse.Namespace(**{**vars(options), "model": model, "tokenizer": None, "document": model})
-    await _take_from_hub(client, document, own, out)
+    await _take_from_hub(client, document, own, out, later)
     if own.model is not None:
-        await _upload_weights(client, document, own, out, own.model.parent)
+        await _upload_weights(client, document, own, out, own.model.parent, later)
     await _take_tokenizer(client, document, own, out)
     if "tokenizer" not in document:
         lacks = f"there is no {TOKENIZER} beside {model}" if model.is_file() else f"{model} has no {TOKENIZER}"
@@ -95,7 +101,9 @@ async def _upload_dataset(
     part["artifact"] = await upload_file(client, path, "dataset", part, options, out)
 
 
-async def _take_from_hub(client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal) -> None:
+async def _take_from_hub(
+    client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal, later: Later | None = None
+) -> None:
     """Put a model that ``--model`` or ``model.hub`` names into the document: the coordinator fetches it, or this machine does."""
     part = document.get("model", {})
     named = hub_name(options.model)
@@ -108,7 +116,7 @@ async def _take_from_hub(client: Client, document: dict[str, Any], options: argp
         return
     if HUB_VARIABLE not in os.environ:  # Another Hub than the coordinator's, perhaps.
         try:
-            await _pull(client, await client.hub_model(named), document, options, out)
+            await _pull(client, await client.hub_model(named), document, options, out, later)
             options.model = None
             return
         except ProblemError as error:
@@ -121,18 +129,43 @@ async def _take_from_hub(client: Client, document: dict[str, Any], options: argp
 
 
 async def _pull(
-    client: Client, model: HubModelView, document: dict[str, Any], options: argparse.Namespace, out: Terminal
+    client: Client,
+    model: HubModelView,
+    document: dict[str, Any],
+    options: argparse.Namespace,
+    out: Terminal,
+    later: Later | None,
 ) -> None:
     """Have the coordinator fetch a model, and put it into the document, which may have a config and a tokenizer of its own."""
     say(f"cottage: {sentence(model.repository, model.commit, model.license, model.terms)}", error=True)
-    found = [await _pull_file(client, model, file, options, out) for file in model.files]
     part = document["model"]
+
+    async def send() -> None:
+        try:
+            found = [await _pull_file(client, model, file, options, out) for file in model.files]
+        except ProblemError as error:
+            if later is None or error.status not in _HERE:
+                raise
+            say(f"cottage: {error}: it is fetched here, and sent on", error=True)
+            here = await asyncio.to_thread(fetch, await found_on_hub(f"{model.repository}@{model.commit}"))
+            found = [await upload_file(client, one, "weights", part, options, out) for one in shards(here)[0]]
+        part["weights"] = found[0] if len(found) == 1 else found
+
+    await _now_or_later(part, send, later)
     given = {name: value for name, value in model.model.items() if name in ("hub", "license") or name not in part}
     if part.keys() & {"preset", "config"}:
         given.pop("config", None)
-    part |= given | {"weights": found[0] if len(found) == 1 else found}
+    part |= {name: value for name, value in given.items() if name != "weights"}
     if options.tokenizer is None and model.tokenizer:
         document.setdefault("tokenizer", model.tokenizer)
+
+
+async def _now_or_later(part: dict[str, Any], send: Callable[[], Awaitable[None]], later: Later | None) -> None:
+    if later is None:
+        await send()
+        return
+    part["weights"] = NOT_SENT
+    later.append(send)
 
 
 async def _pull_file(
@@ -156,7 +189,12 @@ def hub_name(path: Path | None) -> str | None:
 
 
 async def _upload_weights(
-    client: Client, document: dict[str, Any], options: argparse.Namespace, out: Terminal, beside: Path | None = None
+    client: Client,
+    document: dict[str, Any],
+    options: argparse.Namespace,
+    out: Terminal,
+    beside: Path | None = None,
+    later: Later | None = None,
 ) -> None:
     """One file, or every shard of a model's folder; what is in them says which tensors they hold.
 
@@ -181,8 +219,12 @@ async def _upload_weights(
         say(
             f"cottage: {left} {'is' if len(others) == 1 else 'are'} left out: the weights are {taken}{more}", error=True
         )
-    found = [await upload_file(client, shard, "weights", part, options, out) for shard in chosen]
-    part["weights"] = found[0] if len(found) == 1 else found
+
+    async def send() -> None:
+        found = [await upload_file(client, shard, "weights", part, options, out) for shard in chosen]
+        part["weights"] = found[0] if len(found) == 1 else found
+
+    await _now_or_later(part, send, later)
     if folder is not None:
         say_taken(folder, model_files(folder, part))
         if options.tokenizer is None and "tokenizer" not in document and (folder / TOKENIZER).is_file():

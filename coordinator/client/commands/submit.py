@@ -26,6 +26,7 @@ from coordinator.client.looks import check as look_through
 from coordinator.client.looks import check_table
 from coordinator.client.show import array_quote_table, deployment_quote_table, funding_table, quote_table
 from coordinator.client.tracking.target import target_of
+from protocol.codec import encode_json
 from protocol.rest import api
 
 
@@ -77,9 +78,12 @@ async def funded(client: Client, job: api.JobView, options: argparse.Namespace, 
     """Fund a new job from the test wallet, or say what one's own wallet has to do."""
     if options.wallet is None:
         return await client.fund(job.id)
-    if not options.json:
-        out.print("Open this escrow from your wallet; the job begins as soon as it is on the ledger:")
-        out.print(funding_table(await client.funding(job.id)))
+    terms = await client.funding(job.id)
+    if options.json:  # The one document comes at the end, which waits for this.
+        say(f"job {job.id} waits for this escrow: {encode_json(terms).decode()}", error=True)
+        return job
+    out.print("Open this escrow from your wallet; the job begins as soon as it is on the ledger:")
+    out.print(funding_table(terms))
     return job
 
 

@@ -5,7 +5,7 @@ in one line, and each node has its own place in it: what it has passed it need n
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Final
 
 import msgspec
@@ -20,6 +20,9 @@ STRAGGLING = 3.0  # Times the usual time, after which an element that is still u
 STRAGGLING_S = 30.0  # and so many seconds at least.
 MAX_SEEN = 32  # Results that a checker may be given in the place of another element's.
 MOST_LOOKS = 3  # Of a node at one result, where nobody else is there and its own come to nothing.
+ASTRAY, ASTRAY_PART = 4, 20
+"""Batches that came to another result than holds, of several owners, after which each element runs alone, if that is one in so
+many elements. Where they are one owner's, it is that owner."""
 KEPT_TRIES = 24  # Of an element; those that came to nothing are forgotten first.
 
 
@@ -33,14 +36,14 @@ class ElementSeat(msgspec.Struct, frozen=True):
     replica: int
 
 
-def queue_length(slots: int, usual: float, left: int, seats: int) -> int:
+def queue_length(slots: int, usual: float, left: int, seats: int, batch: int = 1) -> int:
     """How many elements a node has at once, running ones included.
 
     Args:
-        slots: that it runs at a time. usual: seconds of an element; 0: nobody knows yet.
+        slots: that it runs at a time. usual: seconds of an element; 0: nobody knows yet. batch: that share a container.
         left: runs that nobody has been given yet. seats: nodes of the job.
     """
-    ahead = 2 * slots if usual <= 0 else slots * (1 + int(AHEAD_S / max(usual, 0.01)))
+    ahead = 2 * slots * batch if usual <= 0 else slots * (1 + int(AHEAD_S / max(usual, 0.01)))
     fair = max(slots, left // (2 * max(1, seats)))  # Nobody sits on what others could run at the end.
     return max(1, min(ahead, fair, MAX_QUEUED))
 
@@ -55,12 +58,16 @@ class ArrayBoard:
         rules: VoteRules,
         courses: Iterable[ElementCourse] = (),
         draw_seed: Callable[[], str] = str,
+        batch: int = 1,
     ) -> None:
-        """``courses``: of those elements that were begun. ``draw_seed``: a fresh one, for a result that is looked at."""
+        """``courses``: of those elements that were begun. ``draw_seed``: a fresh one, for a result that is looked at.
+        ``batch``: elements that share a container where nothing speaks against it."""
         self.job: Final = job
         self.count: Final = count
         self.rules: Final = rules
-        self._draw_seed = draw_seed
+        self._draw_seed, self._batch = draw_seed, batch
+        self._astray: dict[int, set[NodeAddress]] = {}  # Element -> owners whose batch came to something else.
+        self._together = True
         self.changed: dict[int, ElementCourse] = {}
         self.done = self.failed = 0
         self._courses: dict[int, ElementCourse] = {}
@@ -110,14 +117,24 @@ class ArrayBoard:
         one = next(one for one in self.course(self._running[lease][run]).tries if one.run == run)
         return None if one.of is None else (one.of, one.seed or "")
 
+    def is_alone(self, lease: str, run: int) -> bool:
+        """Whether a run under way is to have a container of its own, though others of the array share theirs."""
+        one = next(one for one in self.course(self._running[lease][run]).tries if one.run == run)
+        return self._batch > 1 and one.of is None and not one.batched
+
+    @property
+    def batch(self) -> int:
+        """How many elements share a container now. Where that often leads to other results, each has its own."""
+        return self._batch if self._together else 1
+
     def looks_of(self, lease: str) -> set[Digest]:
         """Results that a lease's runs look at."""
         return {look[0] for run in self.of_lease(lease) if (look := self.look_of(lease, run)) is not None}
 
-    def begun_at(self, lease: str) -> list[float]:
-        """When each of a lease's runs began that have begun."""
+    def under_way(self, lease: str) -> list[ElementTry]:
+        """What a lease has and has not ended."""
         found = [self._courses[index] for index in self.of_lease(lease).values()]
-        return [one.begun for course in found for one in course.running if one.lease == lease and one.begun is not None]
+        return [one for course in found for one in course.running if one.lease == lease]
 
     def running(self) -> int:
         """Runs under way."""
@@ -234,11 +251,15 @@ class ArrayBoard:
 
         Nobody looks at a result of one's own.
         """
+        if seat.node in course.back and not alone:
+            return False
         several = max(self.rules.owners, self.rules.need_failed) > 1
         if of is not None and sum(one.of == of and one.node == seat.node for one in course.tries) >= MOST_LOOKS:
             return False
         for one in course.tries:
             beside = one.of == of or (of is not None and one.of is None and one.result == of)
+            if one.state in ("parted", "back"):
+                continue  # It may run alone what came out otherwise in a batch.
             if not beside or (alone and one.ended and one.result is None and (of is None or one.outcome != "exited")):
                 continue
             same = one.owner == seat.owner or (seat.block != "" and one.block == seat.block)
@@ -252,17 +273,21 @@ class ArrayBoard:
             self._looked[seat.node] += 1
             seed = next((one.seed for one in course.tries if one.of == of and one.seed), None) or self._draw_seed()
         one = ElementTry(number, seat.lease, seat.node, seat.owner, seat.block, seat.replica, now, of=of, seed=seed)
+        if self.batch > 1 and of is None and not course.alone:
+            one = msgspec.structs.replace(one, batched=True)
         self._shows(of, seat.owner)
         self._take(msgspec.structs.replace(course, tries=(*_kept(course.tries), one)))
         return one
 
     # --- what comes back --------------------------------------------------------------------------------------------------
 
-    def started(self, lease: str, run: int, now: float) -> None:
-        """A run of a lease has begun."""
+    def started(self, lease: str, run: int, now: float) -> bool:
+        """A run of a lease has begun; whether that is news. Told again, it does not begin later."""
         index = self.of_lease(lease).get(run)
-        if index is not None:
-            self._change(index, run, begun=now)
+        if index is None or any(one.run == run and one.begun is not None for one in self.course(index).tries):
+            return False
+        self._change(index, run, begun=now)
+        return True
 
     def ended(self, lease: str, end: ElementEnd, operations: int, seconds: float) -> ElementCourse | None:
         """A run has ended; None: it is none of this lease, or is over already.
@@ -274,7 +299,8 @@ class ArrayBoard:
         if index is None:
             return None
         if end.outcome == "owner":
-            return self.gone(lease, end.run, lost=False)
+            self._change(index, end.run, state="back", outcome="owner")
+            return self.course(index)
         self._change(
             index,
             end.run,
@@ -304,15 +330,25 @@ class ArrayBoard:
         self._take(msgspec.structs.replace(course, tries=tries, lost=min(count, MAX_LOST)))
         return self.course(index)
 
-    def left_by(self, lease: str, lost: bool) -> list[ElementCourse]:
-        """A lease is over: everything that it had comes to nothing."""
-        courses = [self.gone(lease, run, lost) for run in list(self.of_lease(lease))]
+    def left_by(self, lease: str, lost: int) -> list[ElementCourse]:
+        """A lease is over: everything that it had comes to nothing.
+
+        ``lost``: how many runs were lost with its node, as many as it has at a time; the rest only stood in its queue.
+        """
+        held = sorted(self.under_way(lease), key=lambda one: (one.begun is None, one.run))
+        courses = [self.gone(lease, one.run, number < lost) for number, one in enumerate(held)]
         self._running.pop(lease, None)
         return [course for course in courses if course is not None]
 
     def draw(self, index: int) -> None:
         """Have a second owner run an element, too."""
         self._take(msgspec.structs.replace(self.course(index), checked=True))
+
+    def part(self, course: ElementCourse, runs: Collection[int]) -> ElementCourse:
+        """These runs were in batches that may have spoilt them: the element is run alone, by whoever ran it or by others."""
+        tries = tuple(msgspec.structs.replace(one, state="parted") if one.run in runs else one for one in course.tries)
+        self._take(msgspec.structs.replace(course, tries=tries))
+        return self.course(course.index)
 
     def settle(self, course: ElementCourse) -> None:
         """An element is done, or has failed. Runs of it that are under way are to be dropped by whoever has them."""
@@ -360,6 +396,7 @@ class ArrayBoard:
         if course.state != "open" and (before is None or before.state == "open"):
             self.done += course.state == "done"
             self.failed += course.state == "failed"
+            self._went_astray(course)
         missing, known = standing(course, self.rules).asked, self._missing.get(course.index, 0)
         self._further += missing - known
         if missing > known:
@@ -368,6 +405,16 @@ class ArrayBoard:
             self._missing[course.index] = missing
         else:
             self._missing.pop(course.index, None)
+
+    def _went_astray(self, course: ElementCourse) -> None:
+        if not course.alone or course.state != "done":
+            return
+        owners = {one.owner for one in course.tries if one.went_astray(course.result)}
+        self._astray[course.index] = owners
+        several = len(set().union(*self._astray.values())) > 1
+        number = sum(map(len, self._astray.values()))
+        if several and number >= ASTRAY and number * ASTRAY_PART > self.done:
+            self._together = False
 
     def _learn(self, one: ElementTry) -> None:
         if not one.ended or one.result is None or one.of is not None:

@@ -99,6 +99,21 @@ def checked_verdict(course: ElementCourse, rules: VoteRules) -> ElementVerdict:
     return ElementVerdict("open", looks=(*decoys, *(((waits[0], missing),) if missing else ())))
 
 
+def spoilt_runs(course: ElementCourse, rules: VoteRules) -> frozenset[int]:
+    """Runs in batches that count for nothing, since what ran before them may have spoilt them: the element is run alone.
+
+    Where owners must agree, all of them once they differ. Where a checker decides, results may differ: what it refuses is meant.
+    """
+    runs = [one for one in course.tries if one.batched and one.ended]
+    made = {one.result for one in runs if one.result is not None}
+    if rules.looks == 0:
+        return frozenset(one.run for one in runs) if len(made) > 1 or course.alone else frozenset()
+    ended = [one for one in course.tries if one.of is None and one.ended]
+    makers = {of: owners_of([one for one in ended if one.result == of]) for of in made}
+    refused = {of for of in made if opinion_of(course, of, makers[of], rules).taken is False}
+    return frozenset(one.run for one in runs if one.result in refused)
+
+
 def _looks_at(makers: Collection[str], rules: VoteRules) -> int:
     """How many owners are to look at a result. Who came to the same bytes may not look, and counts as if they did."""
     return max(1, rules.looks - max(0, len(makers) - 1))
@@ -125,9 +140,8 @@ def opinion_of(course: ElementCourse, of: Digest, makers: Collection[str], rules
     right = one_of_each_owner(said[best])[:looks]
     others = [one for vote, group in said.items() if vote != best for one in group]
     wrong = () if best in UNSURE else tuple(one.run for one in others if one.outcome not in UNSURE)
-    words = (
-        f"it ended for want of {best}" if best in UNSURE else ""
-    )  # What it printed is its log, which stays with the owner.
+    # What it printed is its log, which stays with the owner.
+    words = f"it ended for want of {best}" if best in UNSURE else ""
     return Opinion(best.startswith("yes"), tuple(one.run for one in right), wrong, said=words)
 
 

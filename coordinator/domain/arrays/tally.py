@@ -5,11 +5,12 @@ It is a part of the run, so it is stored in one transaction with the elements th
 
 import hashlib
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import count
 
 import msgspec
 
+from coordinator.domain.arrays.pace import OwnerPace, at_most, usual_pace
 from coordinator.domain.audits.rate import FLOOR, TRUST
 from coordinator.domain.audits.sampling import WHOLE
 from protocol.ids import NodeAddress
@@ -18,12 +19,11 @@ PERIOD_S = 60.0  # Between two times that verified elements become shares.
 FALSE_STARTS = 10  # Elements that fail before any is done; then it is the command.
 GRACE_S = 60.0  # Beyond an element's limit, until its node has said so.
 QUIET_S = 1800.0  # That a node may fetch inputs before it begins anything.
-OUTVOTED, OUTVOTERS = (
-    3,
-    3,
-)  # Verdicts of a node that were not what others came to, and owners of those others; then it is out,
-OUTVOTED_PART = 50  # if that is one in so many of its verdicts: one in twenty is about a decoy.
+# Verdicts of a node that were not what others came to, and owners of those others; then it is out, if that is one in so many of
+# its verdicts: one in twenty is about a decoy.
+OUTVOTED, OUTVOTERS, OUTVOTED_PART = 3, 3, 50
 REFUSED = 5  # Results of a node that a checker refused, beyond those that it took; then it is let go.
+GIVEN_BACK = 32  # Runs that a node gives back without a result, beyond those that it was paid for; then it is let go.
 CONTRADICTED = 5  # Failures of a node where others succeeded, after which it is let go.
 
 
@@ -56,6 +56,7 @@ class NodeTrack(msgspec.Struct, frozen=True):
         right: elements that it ran and was paid for. checked: of those, how many another owner ran, too.
         wrong: results that were not what holds. contradicted: failures where others succeeded.
         looked: verdicts about others' results that hold. refused: results that a checker refused, where another's was taken.
+        given_back: runs of which it said nothing, for its owner or because it could not.
         outvoted: verdicts of it that were not what others came to. outvoters: owners of those others, as far as they are needed.
     """
 
@@ -65,6 +66,7 @@ class NodeTrack(msgspec.Struct, frozen=True):
     contradicted: int = 0
     looked: int = 0
     refused: int = 0
+    given_back: int = 0
     outvoted: int = 0
     outvoters: tuple[NodeAddress, ...] = ()
 
@@ -72,6 +74,11 @@ class NodeTrack(msgspec.Struct, frozen=True):
         """With one more verdict that these owners contradicted."""
         known = tuple(dict.fromkeys((*self.outvoters, *owners)))[:OUTVOTERS]
         return msgspec.structs.replace(self, outvoted=self.outvoted + 1, outvoters=known)
+
+    @property
+    def gives_back(self) -> bool:
+        """Whether it gives back more than it does."""
+        return self.given_back >= GIVEN_BACK + self.right + self.looked
 
     @property
     def looks_away(self) -> bool:
@@ -86,7 +93,7 @@ class ArrayTally(msgspec.Struct, frozen=True):
     Attributes:
         next_run: the number of the next run. settled: how often an element was done, or has failed.
         paid: runs that are paid, or owed. operations: of all of them.
-        slots: elements that a lease runs at a time. owed: by lease. nodes: by node.
+        slots: elements that a lease runs at a time. owed: by lease. nodes: by node. paces: by owner. looks: the same of looks.
     """
 
     next_run: int = 1
@@ -98,6 +105,49 @@ class ArrayTally(msgspec.Struct, frozen=True):
     slots: dict[str, int] = {}
     owed: dict[str, OwedWork] = {}
     nodes: dict[NodeAddress, NodeTrack] = {}
+    paces: dict[NodeAddress, OwnerPace] = {}
+    looks: dict[NodeAddress, OwnerPace] = {}
+
+    def ran(
+        self,
+        owner: NodeAddress,
+        said: int,
+        others: Sequence[tuple[NodeAddress, int]] | None = None,
+        look: bool = False,
+    ) -> "ArrayTally":
+        """With one more run that holds; of an element that several ran, all of them are noted before any is paid.
+
+        Args:
+            said: operations, by its own clock. others: owners of the other runs of the same that hold, and what they say of it;
+                None: an array in which nobody else is asked to run the same.
+            look: it was a look at a result.
+        """
+        known = (self.looks if look else self.paces).get(owner, OwnerPace())
+        return self._with_pace(owner, known.ran(said) if others is None else known.ran_beside(said, others), look)
+
+    def due(self, owner: NodeAddress, several: bool, look: bool = False) -> tuple["ArrayTally", int]:
+        """What an owner is to be paid now for all that it ran, and the tally with that.
+
+        It is at most what the owner says. Where nobody else runs its elements, it could idle and be paid: so it is at most
+        what so many elements take at the pace that is usual here (``usual_pace``), too. Where ``several`` run each, they bound
+        each other (``OwnerPace.worth``). What one run lacks, later ones make good.
+        """
+        paces = self.looks if look else self.paces
+        pace = paces[owner]
+        if several:
+            due = max(0, pace.worth(usual_pace(paces.values())) - pace.compared_paid)
+            pace = msgspec.structs.replace(pace, paid=pace.paid + due, compared_paid=pace.compared_paid + due)
+            return self._with_pace(owner, pace, look), due
+        most = pace.said
+        if len(paces) > 1:
+            most = min(most, at_most(usual_pace(paces.values()), pace.runs))
+        due = max(0, most - pace.paid)
+        return self._with_pace(owner, msgspec.structs.replace(pace, paid=pace.paid + due), look), due
+
+    def _with_pace(self, owner: NodeAddress, pace: OwnerPace, look: bool) -> "ArrayTally":
+        if look:
+            return msgspec.structs.replace(self, looks={**self.looks, owner: pace})
+        return msgspec.structs.replace(self, paces={**self.paces, owner: pace})
 
     def track(self, node: str) -> NodeTrack:
         """How a node has done."""

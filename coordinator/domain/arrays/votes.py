@@ -22,8 +22,9 @@ FURTHER = (
 REFUSED = 3
 MAX_LOST = 8  # Nodes that vanish while they run an element, after which nobody is asked to run it any more.
 
-TryState = Literal["running", "ended", "void"]
-"""``void``: its node was found wrong elsewhere, so nothing that it says counts."""
+TryState = Literal["running", "ended", "void", "parted", "back"]
+"""What has ended counts, and nothing else. ``void``: its node was found wrong elsewhere. ``parted``: batches came to different
+results. ``back``: its node gave it back, for its owner or because it could not run it."""
 CourseState = Literal["open", "done", "failed"]
 
 
@@ -35,6 +36,7 @@ class ElementTry(Told, frozen=True):
         replica: the number of its lease's seat. sent: when, in Unix seconds.
         operations: what it counts as: its seconds at its node's speed.
         of: the result that the array's checker looks at; None: it runs the element itself. seed: of that look.
+        batched: it may have shared a container with other elements.
         paid: it is among those that are paid.
     """
 
@@ -57,12 +59,17 @@ class ElementTry(Told, frozen=True):
     tail: tuple[Untrusted, ...] = ()
     of: Digest | None = None
     seed: LookSeed | None = None
+    batched: bool = False
     paid: bool = False
 
     @property
     def ended(self) -> bool:
         """Whether it has ended, and counts."""
         return self.state == "ended"
+
+    def went_astray(self, result: Digest | None) -> bool:
+        """Whether its batch came to another result than this, which others came to alone."""
+        return self.state == "parted" and self.result not in (None, result)
 
 
 class ElementCourse(Told, frozen=True):
@@ -93,6 +100,16 @@ class ElementCourse(Told, frozen=True):
     def running(self) -> list[ElementTry]:
         """Runs that have not ended."""
         return [one for one in self.tries if one.state == "running"]
+
+    @property
+    def alone(self) -> bool:
+        """Whether batches came to different results, so that it is run in containers of its own."""
+        return any(one.state == "parted" for one in self.tries)
+
+    @property
+    def back(self) -> list[NodeAddress]:
+        """Nodes that gave it back."""
+        return [one.node for one in self.tries if one.state == "back"]
 
     @property
     def failures(self) -> list[ElementTry]:
@@ -205,17 +222,9 @@ def failed_runs(course: ElementCourse, rules: VoteRules) -> ElementVerdict | Non
         return ElementVerdict("failed", right=right, why=_words(most[0], len(failures)))
     if course.lost >= MAX_LOST and not course.running:
         return ElementVerdict("failed", why=f"{course.lost} nodes were lost while they ran it")
+    if len(course.back) >= MAX_LOST and not course.running:
+        return ElementVerdict("failed", why=f"{len(course.back)} times a node gave it back without a result")
     return None
-
-
-def paid_operations(course: ElementCourse, right: Sequence[int], of: Digest | None = None) -> int:
-    """What each of the runs that hold is paid for: the lower middle of what they say, so nobody gains by being slow alone.
-
-    Args:
-        of: looks at this result are meant; None: runs of the element.
-    """
-    said = sorted(one.operations for one in course.tries if one.run in right and one.of == of)
-    return said[(len(said) - 1) // 2] if said else 0
 
 
 def _groups(tries: Sequence[ElementTry]) -> dict[str, list[ElementTry]]:

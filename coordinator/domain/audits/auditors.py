@@ -27,8 +27,10 @@ def choose_auditor(
         history: owner -> how often its nodes have audited this prover's owner's in the job.
     """
     if audit.challenger is not None and audit.challenger not in audit.tried:
-        # Only then others, to confirm what it found.
-        return next((a for a in ready if a.node == audit.challenger), None)
+        # Only then others, to confirm what it found; where it is gone and a look is due, that is not put off for it.
+        asked = next((a for a in ready if a.node == audit.challenger), None)
+        if asked is not None or not audit.look:
+            return asked
     if audit.anchor_in == "auditor":
         ready = [a for a in ready if a.stage == audit.stage]  # Who trains it has what its opening is said from.
     others = [a for a in ready if not a.operator and a.node not in (audit.node, audit.accuser)]

@@ -498,7 +498,7 @@ def again(passed: Audit, blind: NodeAddress, deadline: float) -> Audit | None:
         id=name,
         deadline=deadline,
         state="replaying",
-        look=passed.watched,
+        look=passed.watched and passed.anchor_in != "auditor",  # The operator's machines keep no anchors.
         looks=0,
         challenger=None,
         accuser=None,

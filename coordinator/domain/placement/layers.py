@@ -35,7 +35,7 @@ class _Kept:
         shared: anchor and momentum of outer steps.
         step: what making a contribution, an outer step, or handing over what came of it takes for a moment.
         again: a second stage, on which an audited round is run again up to a state that was not kept.
-        away: a card's own stage meanwhile. ``packed``: what an opening is compressed to.
+        away: a card's own stage meanwhile, whose codes are there in any case. ``packed``: what an opening is compressed to.
         card: parameters, gradients, two moments, which of them decay, and what an optimizer's step takes for a moment.
         frozen: of a parameter that does not learn.
         moment: bytes that an optimizer's step and a loss take for a moment, of a stage of whatever size.
@@ -60,7 +60,7 @@ _KEPT: Mapping[str, _Kept] = {
     # Kept states are short (`trainer.stage.short`): codes of parameters in 8 bits, and moments.
     # The codes of the state that was said last are there, too; outer momenta are bf16.
     "lean": _Kept(
-        2.04, 0.78, 0.54, 1.76, 2.26, 2.04, 0.79, 0.63, 2.04, 0.5, FLOAT32 * (10 * LEAN_PART + 4 * LEAN_LOGITS)
+        2.04, 0.78, 0.54, 1.76, 2.26, 2.04, 0.54, 0.63, 2.04, 0.5, FLOAT32 * (10 * LEAN_PART + 4 * LEAN_LOGITS)
     ),
 }
 
@@ -208,6 +208,7 @@ def _kept_memory(
     second: float,
     further: float = 0,
     read: float = 0,
+    settles: bool = False,
 ) -> int:
     """Main memory for what outer steps take, what a replica carries, and rounds that can be audited.
 
@@ -217,6 +218,7 @@ def _kept_memory(
     Args:
         second: vectors that running a round again takes beside it. further: vectors that are there in any case.
         read: what stays of a round that was read back.
+        settles: no contribution is made, nor an outer step, while a round is shown.
     """
     kept, carried = _KEPT[training.memory], _carried_vectors(training)
     states = -(-training.inner_steps // _interval(shape, training, parameters))
@@ -225,7 +227,12 @@ def _kept_memory(
     vectors += KEPT_ROUNDS * (1 + carried) if states > 1 else read
     # A round that came back is run again, or is shown while the next one makes its contribution.
     shown = 1 + carried
-    vectors += max(kept.first + shown + second, kept.step + shown + kept.state + kept.packed)
+    showing = shown + kept.state + kept.packed
+    vectors += (
+        max(kept.first + shown + second, showing, kept.step)
+        if settles
+        else max(kept.first + shown + second, kept.step + showing)
+    )
     payloads = recorded_bytes(shape, training, training.batch * training.sequence) if stages > 1 else 0
     recorded = min(rounds + 1, KEPT_ROUNDS + 1) * training.inner_steps * payloads
     return BASE_MEMORY + int(FLOAT32 * parameters * vectors) + recorded
@@ -245,7 +252,8 @@ def _beside(shape: ModelShape, training: TrainingSpec, stages: int, stage: int, 
 def beside_of(shape: ModelShape, training: TrainingSpec, parameters: int, stages: int) -> int:
     """As ``beside_memory``, of one of so many ``stages``, of which so many ``parameters`` learn."""
     kept = _KEPT[training.memory]
-    held = _kept_memory(shape, training, parameters, stages, kept.state + kept.away)
+    lean = training.memory == "lean"
+    held = _kept_memory(shape, training, parameters, stages, kept.state + kept.away, settles=lean)
     return BASE_BESIDE - BASE_MEMORY + held
 
 

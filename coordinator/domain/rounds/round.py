@@ -84,9 +84,9 @@ __all__ = [
     "commands",
     "culprits",
     "fold",
+    "is_news",
     "kept_state",
     "look",
-    "news",
     "results",
     "summed",
 ]
@@ -140,22 +140,28 @@ def look(current: Round, now: float) -> Round:
     return current if current.phase in ("complete", "void") else _advance(current, now)
 
 
-def news(current: Round) -> Round:
-    """What a report may change that is worth waiting for: not which digest a member says that it holds, again and again."""
-    replicas = {seat.replica for seat in current.seats}
-    seats = tuple(
-        msgspec.structs.replace(
-            seat,
-            held=dict.fromkeys(sorted(replicas & {*seat.held}), ""),
-            held_at={},
-            taken=dict.fromkeys(sorted(replicas & {*seat.taken}), ()),
-            results=dict.fromkeys(sorted(seat.results), ""),
-            results_at={},
-            reduced=dict.fromkeys(sorted(seat.reduced), ""),
-        )
-        for seat in current.seats
+def is_news(before: Round, after: Round) -> bool:
+    """Whether a report has changed what is worth waiting for: not which digest a member says that it holds, again and again."""
+    if before is after:
+        return False
+    if msgspec.structs.replace(before, seats=()) != msgspec.structs.replace(after, seats=()):
+        return True
+    replicas = {seat.replica for seat in after.seats}
+    changed = [pair for pair in zip(before.seats, after.seats, strict=True) if pair[0] is not pair[1]]
+    return any(_news(was, replicas) != _news(seat, replicas) for was, seat in changed)
+
+
+def _news(seat: Seat, replicas: set[int]) -> Seat:
+    """A member without what may be said again and again."""
+    return msgspec.structs.replace(
+        seat,
+        held=dict.fromkeys(sorted(replicas & {*seat.held}), ""),
+        held_at={},
+        taken=dict.fromkeys(sorted(replicas & {*seat.taken}), ()),
+        results=dict.fromkeys(sorted(seat.results), ""),
+        results_at={},
+        reduced=dict.fromkeys(sorted(seat.reduced), ""),
     )
-    return msgspec.structs.replace(current, seats=seats)
 
 
 def fits(current: Round, leaves: int) -> bool:
@@ -237,7 +243,15 @@ def _committed(current: Round, seat: Seat, event: RoundCommit, now: float) -> Se
     if current.phase != "training" or seat.commit is not None or not fits(current, event.leaves):
         return seat
     commit = Commitment(
-        event.root, event.leaves, event.pseudo_gradient, event.loss, event.carried, now, event.left_out, event.unclipped
+        event.root,
+        event.leaves,
+        event.pseudo_gradient,
+        event.loss,
+        event.carried,
+        now,
+        event.left_out,
+        event.unclipped,
+        event.heldout,
     )
     return msgspec.structs.replace(seat, commit=commit)
 

@@ -14,6 +14,7 @@ from coordinator.domain.arrays.tally import ArrayTally
 from coordinator.domain.audits.quorum import ask
 from coordinator.domain.privacy import next_clip
 from coordinator.domain.rounds.round import Round, Seat, agreed, checkpoint, kept_state
+from coordinator.domain.rounds.seat import Commitment
 from coordinator.domain.rounds.straggler_deadline import LATENESS
 from coordinator.domain.rounds.summing import RoundSum
 from coordinator.domain.serving import Join, Served
@@ -306,11 +307,18 @@ def _next_clip(run: Run, over: Round) -> float | None:
     """Where the clip follows the updates: that after a round whose contributors have told whether theirs were within it."""
     if run.clip is None or run.clipping is None:
         return run.clip
-    counted = [
-        seat.commit for seat in over.seats if seat.replica in (over.contributors or ()) and seat.commit is not None
-    ]
-    told = [commit.unclipped for commit in counted if commit.unclipped is not None]
+    if over.sum is not None:
+        mean = over.sum.beside.get("unclipped")
+        told = [] if mean is None else [(1 + mean) / 2]
+    else:
+        told = [commit.unclipped for commit in counted(over) if commit.unclipped is not None]
     return next_clip(run.clip, told, run.clipping.quantile, run.clipping.rate)
+
+
+def counted(over: Round) -> list[Commitment]:
+    """What the contributors of a round have committed to."""
+    chosen = over.contributors or ()
+    return [seat.commit for seat in over.seats if seat.replica in chosen and seat.commit is not None]
 
 
 def is_lost(run: Run, holders: Sequence[Holder]) -> bool:

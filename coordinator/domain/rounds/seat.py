@@ -20,7 +20,8 @@ Phase = Literal["training", "reducing", "applying", "complete", "void"]
 class Commitment(msgspec.Struct, frozen=True):
     """What a member bound itself to, and when that came. ``carried``: what it takes into the next round if this one's counts.
 
-    ``left_out``: steps that it says changed nothing, since half floats overflowed. ``unclipped``: as in ``RoundCommit``.
+    ``left_out``: steps that it says changed nothing, since half floats overflowed. ``unclipped``, ``heldout``: as in
+    ``RoundCommit``.
     """
 
     root: Digest
@@ -31,6 +32,7 @@ class Commitment(msgspec.Struct, frozen=True):
     at: float = 0.0
     left_out: int = 0
     unclipped: float | None = None
+    heldout: float | None = None
 
 
 class Seat(msgspec.Struct, frozen=True):

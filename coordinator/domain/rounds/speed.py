@@ -6,6 +6,7 @@ further from the benchmark than machines drift; and whoever is not known yet is 
 """
 
 from collections.abc import Collection, Mapping
+from math import inf
 from statistics import median
 
 SMOOTHING = 0.3  # Of the newest round: three rounds make two thirds of a change known.
@@ -30,15 +31,19 @@ def observed(known: float | None, benchmark: float, operations: float, busy: flo
     return (1 - SMOOTHING) * before + SMOOTHING * min(max(found, benchmark / FURTHEST), benchmark * QUICKEST)
 
 
-def believed(claimed: float, env_class: str, shown: Mapping[str, Collection[float]]) -> float:
-    """The speed that a node which is not known yet is planned with.
+class Shown:
+    """What the rounds of nodes that are known have told, summed up once for all that are not."""
 
-    Args:
-        claimed: what it says itself, of its benchmark or its first rounds.
-        shown: environment class -> what the rounds of nodes that are known have told.
-    """
-    every = [speed for speeds in shown.values() for speed in speeds]
-    if not every:
-        return claimed
-    of_class = shown.get(env_class)
-    return min(claimed, max(of_class) if of_class else BEYOND * median(every))
+    def __init__(self, speeds: Mapping[str, Collection[float]]) -> None:
+        """``speeds``: of each environment class."""
+        every = [speed for of_class in speeds.values() for speed in of_class]
+        self._most = {env_class: max(of_class) for env_class, of_class in speeds.items() if of_class}
+        self._beyond = BEYOND * median(every) if every else inf
+
+    def believed(self, claimed: float, env_class: str) -> float:
+        """The speed that a node which is not known yet is planned with.
+
+        Args:
+            claimed: what it says itself, of its benchmark or its first rounds.
+        """
+        return min(claimed, self._most.get(env_class, self._beyond))

@@ -37,9 +37,9 @@ class RoundSum(msgspec.Struct, frozen=True):
     """How the sum of a round stands.
 
     Attributes:
-        length: values of each update. least: answers without which there is no sum.
+        length: values of each update, and of what is told with it. least: answers without which there is no sum.
         said: phase -> replicas that have answered in it.
-        summands: whose updates were added up. total: digest of what they came to.
+        summands: whose updates were added up. total: digest of what they came to. beside: means of what was told with them.
         lost: why there will be none; empty: there may be.
     """
 
@@ -49,6 +49,7 @@ class RoundSum(msgspec.Struct, frozen=True):
     said: dict[str, tuple[int, ...]] = {}
     summands: tuple[int, ...] = ()
     total: Digest | None = None
+    beside: dict[str, float] = {}
     lost: str = ""
 
     def answered(self, phase: SumPhase) -> frozenset[int]:
@@ -63,9 +64,10 @@ class SumAdded(msgspec.Struct, frozen=True):
 
 
 class SumMade(msgspec.Struct, frozen=True):
-    """The masks are off: the sum is an artifact."""
+    """The masks are off: the sum is an artifact. ``beside``: as in ``RoundSum``."""
 
     total: Digest
+    beside: dict[str, float] = {}
 
 
 class SumLost(msgspec.Struct, frozen=True):
@@ -105,8 +107,8 @@ def followed(current: RoundSum, event: SumEvent) -> RoundSum:
             if len(summands) < current.least:
                 return _lost(current, f"{len(summands)} whole updates came, and a sum is of {current.least} at least")
             return msgspec.structs.replace(current, phase="list", summands=tuple(sorted(summands)))
-        case SumMade(total=total) if current.phase == "unmasking":
-            return msgspec.structs.replace(current, phase="added", total=total)
+        case SumMade(total=total, beside=beside) if current.phase == "unmasking":
+            return msgspec.structs.replace(current, phase="added", total=total, beside=beside)
         case SumLost(why=why) if current.phase != "added":
             return _lost(current, why)
     return current

@@ -9,6 +9,7 @@ from coordinator.domain import pricing
 from coordinator.domain.arrays import board as boards
 from coordinator.domain.arrays import tally as rules
 from coordinator.domain.arrays.tally import ArrayTally
+from coordinator.domain.arrays.votes import ElementTry
 from coordinator.domain.job import JobState, Wish
 from coordinator.domain.lease import Lease
 from coordinator.services.arrays.array_staffing import ArrayStaffing
@@ -20,6 +21,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.period_jobs import AT_WORK, MAX_LOADS, PeriodJobs, PeriodJobWords, failed_leases
 from coordinator.services.payments.periods import PeriodShare, store_period
 from coordinator.services.payments.settlement import Settlement
+from protocol.job.array import ArraySpec
 from protocol.job.elements import MAX_QUEUED, ArrayReady, ElementEnd, ElementsMoved
 
 FEED_S = 0.5  # Between two times that all nodes' queues are looked at; who reports is fed at once.
@@ -52,7 +54,7 @@ class ArrayJobs(PeriodJobs):
     def ready(self, work: UnitOfWork, lease: Lease, body: ArrayReady) -> None:
         """A node has the image."""
         if lease.state != "starting" or work.run is None:
-            self._context.metrics.count("reports_stale_total")
+            work.count("reports_stale_total")
             return
         work.leases[lease.id] = msgspec.structs.replace(lease, state="ready", env_class=body.env_class)
         self._change_tally(work, slots={**work.run.tally.slots, lease.id: body.slots})
@@ -63,27 +65,32 @@ class ArrayJobs(PeriodJobs):
         if work.run is None or work.job.state not in AT_WORK or work.job.wish is not Wish.NONE:
             return
         array = await self._arrays.of(work)
-        array.heard[lease.id] = self._context.clock.now()
         if body.slots is not None:
             self._change_tally(work, slots={**work.run.tally.slots, lease.id: body.slots})
-        for run in body.begun:
-            array.board.started(lease.id, run, work.now)
-        for end in body.ended:
-            await self._ended(work, array, lease, end)
+        fresh = {run for run in body.begun if array.board.started(lease.id, run, work.now)}
+        news = [bool(fresh), *[await self._ended(work, array, lease, end, end.run in fresh) for end in body.ended]]
+        if any(news):
+            array.heard[lease.id] = self._context.clock.now()
         if lease.id in work.leases:
             self._feed(work, array, work.leases[lease.id])
 
-    async def _ended(self, work: UnitOfWork, array: OpenArray, lease: Lease, end: ElementEnd) -> None:
+    async def _ended(self, work: UnitOfWork, array: OpenArray, lease: Lease, end: ElementEnd, at_once: bool) -> bool:
+        """A run has ended; whether anybody waited for that. ``at_once``: its beginning is told by the same report."""
         index = array.board.of_lease(lease.id).get(end.run)
         if index is None:
-            self._context.metrics.count("reports_stale_total")
-            return
-        sent = next(one.begun or one.sent for one in array.board.course(index).tries if one.run == end.run)
-        seconds = max(0.0, min(end.seconds, work.now - sent))
+            work.count("reports_stale_total")
+            return False
+        one = next(one for one in array.board.course(index).tries if one.run == end.run)
+        # Short ones begin and end within one report, which says nothing of the time between.
+        since = one.sent if at_once or one.begun is None else one.begun
+        seconds = max(0.0, min(end.seconds, work.now - since, _patience(array.spec, one)))
         operations = int(seconds * (self._nodes.speed(lease.node) or 0.0))
         course = array.board.ended(lease.id, end, operations, seconds)
+        if end.outcome == "owner":
+            self._votes.given_back(work, lease)
         if course is not None:
             await self._votes.weigh(work, array, course)
+        return True
 
     # --- work -------------------------------------------------------------------------------------------------------------
 
@@ -118,7 +125,8 @@ class ArrayJobs(PeriodJobs):
         ended = {lease.id: lease for lease in work.ended}
         for lease in array.board.leases() - work.leases.keys():
             lost = lease not in ended or ended[lease].end not in ("stopped", "replaced")
-            for course in array.board.left_by(lease, lost):
+            slots = 1 if work.run is None else work.run.tally.slots.get(lease, 1)
+            for course in array.board.left_by(lease, slots if lost else 0):
                 await self._votes.weigh(work, array, course)
         if array.board.over:
             await self._arrays.save(work, array)
@@ -130,7 +138,7 @@ class ArrayJobs(PeriodJobs):
             return
         board, held = array.board, len(array.board.of_lease(lease.id))
         slots = work.run.tally.slots.get(lease.id, 1)
-        length = boards.queue_length(slots, board.usual, board.left(), len(work.leases))
+        length = boards.queue_length(slots, board.usual, board.left(), len(work.leases), board.batch)
         room = min(length - held, self._affordable(work, array))
         if room <= 0 or 2 * held > length:
             return
@@ -139,6 +147,8 @@ class ArrayJobs(PeriodJobs):
         given = board.give(seat, room, number, work.now, stuck, self._votes.draws_decoy)
         if not given and held == 0:
             given = board.again(seat, slots, number, work.now)
+        if given and held == 0:
+            array.heard[lease.id] = self._context.clock.now()  # It had nothing to speak of until now.
         if given:
             self._change_tally(work, next_run=number + len(given))
 
@@ -157,13 +167,13 @@ class ArrayJobs(PeriodJobs):
         if now - array.looked < LOOK_S:
             return
         array.looked = now
-        limit = array.spec.seconds + rules.GRACE_S
         for lease in list(work.leases.values()):
-            late = [begun for begun in array.board.begun_at(lease.id) if work.now - begun > limit]
+            held = [(one, _patience(array.spec, one)) for one in array.board.under_way(lease.id)]
+            late = [most for one, most in held if one.begun is not None and work.now - one.begun > most + rules.GRACE_S]
             quiet = now - array.heard.setdefault(lease.id, now)
             if late:
-                why = f"an element has not ended {rules.GRACE_S:g} s after its limit of {array.spec.seconds:g} s"
-            elif array.board.of_lease(lease.id) and quiet > limit + rules.QUIET_S:
+                why = f"an element has not ended {rules.GRACE_S:g} s after its limit of {late[0]:g} s"
+            elif held and quiet > max(most for _, most in held) + rules.GRACE_S + rules.QUIET_S:
                 why = f"it has said nothing of its elements for {quiet:.0f} s"
             else:
                 continue
@@ -266,7 +276,7 @@ class ArrayJobs(PeriodJobs):
             return
         array = await self._arrays.of(work)
         for lease in array.board.leases():
-            array.board.left_by(lease, lost=False)
+            array.board.left_by(lease, lost=0)
         await self._arrays.save(work, array)
         self._change_tally(work, done=array.board.done, failed=array.board.failed)
         await self._count(work, array)
@@ -278,3 +288,8 @@ class ArrayJobs(PeriodJobs):
         tally = ArrayTally() if work.run is None else work.run.tally
         failed = f" and {tally.failed:,} failed" if tally.failed else ""
         return f"{tally.done:,} elements are done{failed}"
+
+
+def _patience(spec: ArraySpec, one: ElementTry) -> float:
+    """Seconds that a run may take from its beginning. One in a batch that comes to nothing is run once more, alone."""
+    return spec.limit(one.of is not None) * (2 if one.batched else 1)

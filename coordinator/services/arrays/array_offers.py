@@ -13,6 +13,7 @@ from coordinator.domain.arrays.votes import rules_of
 from coordinator.domain.placement import Candidate
 from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services.arrays.open_arrays import elements_of
+from coordinator.services.arrays.published_images import PURPOSE, stated_at
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.jobs.quotes import OPENING_LAMPORTS
@@ -35,7 +36,8 @@ async def files_of(
     """The files that its nodes are given, once everything that it names was found to be there, and the account's.
 
     Raises:
-        NotFoundError: something is not there. InvalidError: the list of elements is none, or has another number of them.
+        NotFoundError: something is not there.
+        InvalidError: an image is none; the list of elements is none, or has another number of them.
     """
     files = {IMAGE: array.image}
     if array.checker is not None and array.checker.image not in (None, array.image):
@@ -44,6 +46,10 @@ async def files_of(
     for field, digest in (*fields, ("array.elements", array.elements)):
         if not await artifacts.has(digest):
             raise NotFoundError(f"there is no file {digest}: upload it first", field)
+    for field, digest in fields:
+        # What came as an image was looked through then; another file may be one, too.
+        if await ownership.purpose(account_id, digest) not in (None, PURPOSE):
+            await stated_at(artifacts, digest, field)
     try:
         elements = await elements_of(artifacts, array.elements)
     except MessageError as error:
@@ -65,8 +71,10 @@ async def files_of(
     return files
 
 
-def quote(spec: JobSpec, array: ArraySpec, able: Sequence[Candidate], limits: Config, rate: MarketRate) -> Quote:
-    """Price and problems. ``able``: nodes that could run it, busy or not."""
+def quote(
+    spec: JobSpec, array: ArraySpec, able: Sequence[Candidate], why: str, limits: Config, rate: MarketRate
+) -> Quote:
+    """Price and problems. ``able``: nodes that could run it, busy or not; ``why`` there are none."""
     runs = _runs(array, len(able))
     looks = expected_looks(array.count, len(able)) if array.checker is not None else 0
     seconds = runs * (array.estimate or array.seconds) + looks * _look_seconds(array)
@@ -77,14 +85,14 @@ def quote(spec: JobSpec, array: ArraySpec, able: Sequence[Candidate], limits: Co
     most = pricing.price(int(longest * speed), rate.per_petaflop, 0)
     checks = pricing.price(int(looks * _look_seconds(array) * speed), rate.per_petaflop, 0)
     hours = seconds / max(1, len(able)) / pricing.HOUR
-    problems = _problems(array, able)
+    problems = [*_problems(array, able, why), *_misjudged(array)]
     if spec.budget < least:
         problems.append(
             f"the budget {money(spec.budget)} is below {money(least)}, the least that a job has in escrow here"
         )
     elif array.estimate is not None and able and spec.budget < likely:
         problems.append(
-            f"the budget {money(spec.budget)} is below {money(likely)}, what {array.count:,} elements of "
+            f"the budget {money(spec.budget)} is below {money(likely)}, what {_elements(array)} of "
             f"{array.estimate:g} s cost: raise it, or ask for less"
         )
     return Quote(
@@ -118,14 +126,26 @@ def _runs(array: ArraySpec, nodes: int) -> int:
     return array.count * array.copies
 
 
-def _problems(array: ArraySpec, able: Sequence[Candidate]) -> list[str]:
+def _elements(array: ArraySpec) -> str:
+    return "1 element" if array.count == 1 else f"{array.count:,} elements"
+
+
+def _misjudged(array: ArraySpec) -> list[str]:
+    """Estimates beyond the limit at which a run is ended."""
+    found = [("", array.estimate, array.seconds)]
+    found += [("checker.", array.checker.estimate, array.checker.seconds)] if array.checker is not None else []
+    return [
+        f"array.{part}estimate is {estimate:g} s, and each is ended after {seconds:g} s (array.{part}seconds): change one of them"
+        for part, estimate, seconds in found
+        if estimate is not None and estimate > seconds
+    ]
+
+
+def _problems(array: ArraySpec, able: Sequence[Candidate], why: str) -> list[str]:
     rules = rules_of(array)
     need, owners = rules.owners, {one.owner for one in able}
     if not able:
-        who = "that array.trusted names " if array.verify == "trusted" else ""
-        card = " and a graphics card" if array.gpu else ""
-        lacks = f"no node {who}runs containers here with {array.memory_mb:,} MB of memory{card} for this price"
-        return [f"{lacks}: owners begin with `cottage node images accept KEY`, and nodes tell it within seconds"]
+        return [why]
     if len(owners) < need:
         way = "ask for fewer owners, or set array.verify to trusted and name them"
         way = way if array.verify == "replicated" else "set array.verify to trusted and name them"
@@ -144,21 +164,19 @@ def _look_seconds(array: ArraySpec) -> float:
 def _reasons(
     spec: JobSpec, array: ArraySpec, runs: int, looks: int, likely: int, most: int, checks: int
 ) -> tuple[str, ...]:
+    each = "the element" if array.count == 1 else f"each of {array.count:,} elements"
     match array.verify:
         case "replicated":
-            how = f"each of {array.count:,} elements is run by {array.owners} owners, who must agree: {runs:,} runs"
+            how = f"{each} is run by {array.owners} owners, who must agree: {runs:,} runs"
         case "checked":
             how = (
-                f"each of {array.count:,} elements is run once, and your checker looks {looks:,} times: at each result at two "
+                f"{each} is run once, and your checker looks {looks:,} times: at each result at two "
                 f"owners, and at others that try the owners; at {_look_seconds(array):g} s each that is {money(checks)} of it"
             )
         case "spot-checked":
-            how = (
-                f"{array.count:,} elements are run once, and some {runs - array.count:,} of them by a second owner, too: more "
-                "often while a node is new"
-            )
+            how = f"{each} is run once, and {runs - array.count:,} or so by a second owner, too: more often while a node is new"
         case "trusted":
-            how = f"each of {array.count:,} elements is run once, by owners that you trust: nobody looks at the results"
+            how = f"{each} is run once, by owners that you trust: nobody looks at the results"
     seconds = (
         f"{array.estimate:g} s each, as you estimate" if array.estimate else f"{array.seconds:g} s each, the limit"
     )

@@ -29,8 +29,12 @@ def runs_it(node: Candidate, array: ArraySpec, containers: bool) -> bool:
     """Whether a node can run an array's elements. ``containers``: it runs those at all."""
     if not containers or (array.gpu and not node.card):
         return False
-    memory = node.memory_mb if not node.card else (node.beside_mb or 0)
-    return memory >= array.memory_mb and (array.verify != "trusted" or node.owner in array.trusted)
+    return memory_of(node) >= array.memory_mb and (array.verify != "trusted" or node.owner in array.trusted)
+
+
+def memory_of(node: Candidate) -> int:
+    """Main memory in which a node may run elements, in MB."""
+    return node.memory_mb if not node.card else (node.beside_mb or 0)
 
 
 class ArrayStaffing:
@@ -48,6 +52,25 @@ class ArrayStaffing:
     def able(self, array: ArraySpec, rate: int) -> list[Candidate]:
         """Nodes that could run its elements at this price, busy or not."""
         return [one for one in affordable(self._nodes.seatable(), rate) if self._runs(one, array)]
+
+    def why_none(self, array: ArraySpec, rate: int) -> str:
+        """What the nodes lack of which none is ``able``."""
+        nodes = [one for one in self._nodes.seatable() if self._has_containers(one)]
+        if not nodes:
+            begin = "owners begin with `cottage node images accept KEY`, and nodes tell it within seconds"
+            return f"no node runs containers here: {begin}"
+        most = max(map(memory_of, nodes))
+        lacks = (
+            (affordable(nodes, rate), "works for this price"),
+            ([one for one in nodes if array.verify != "trusted" or one.owner in array.trusted], "is of array.trusted"),
+            ([one for one in nodes if one.card or not array.gpu], "lends a graphics card"),
+            (
+                [one for one in nodes if memory_of(one) >= array.memory_mb],
+                f"lends {array.memory_mb:,} MB of memory, {most:,} at most",
+            ),
+        )
+        lacking = next((words for found, words in lacks if not found), "has all that an element needs at once")
+        return f"of {len(nodes)} nodes that run containers here none {lacking}"
 
     def seat(self, lease: Lease) -> ElementSeat:
         """A lease as elements are given to it."""
@@ -149,8 +172,11 @@ class ArrayStaffing:
                 work.end(lease.id, "replaced", self._nodes.why_draining(lease.node))
 
     def _runs(self, node: Candidate, array: ArraySpec) -> bool:
+        return runs_it(node, array, self._has_containers(node))
+
+    def _has_containers(self, node: Candidate) -> bool:
         session = self._nodes.session(node.node)
-        return session is not None and runs_it(node, array, session.profile.containers)
+        return session is not None and session.profile.containers
 
     def _nodes_of(self, work: UnitOfWork) -> set[str]:
         return {lease.node for lease in work.leases.values()}

@@ -6,10 +6,11 @@ import msgspec
 
 from common.untrusted_text import untrusted
 from coordinator.domain.arrays import tally as rules
-from coordinator.domain.arrays.looks import decoy_rate, standing
+from coordinator.domain.arrays.looks import decoy_rate, spoilt_runs, standing
 from coordinator.domain.arrays.tally import OwedWork
-from coordinator.domain.arrays.votes import ElementCourse, ElementTry, ElementVerdict, paid_operations
+from coordinator.domain.arrays.votes import ElementCourse, ElementTry, ElementVerdict
 from coordinator.domain.audits.sampling import WHOLE
+from coordinator.domain.lease import Lease
 from coordinator.services.arrays.open_arrays import OpenArray
 from coordinator.services.audits import credit
 from coordinator.services.core.context import Context
@@ -26,8 +27,21 @@ class ElementVotes:
     def __init__(self, context: Context) -> None:
         self._context = context
 
+    @staticmethod
+    def given_back(work: UnitOfWork, lease: Lease) -> None:
+        """A node says nothing of a run: one that does so more often than it does anything is let go."""
+        assert work.run is not None
+        work.change_run(tally=work.run.tally.tracked(lease.node, given_back=1))
+        track = work.run.tally.track(lease.node)
+        if track.gives_back and lease.id in work.leases:
+            work.note("lost", f"node {lease.node} is let go: it gave back {track.given_back} elements without a result")
+            work.end(lease.id, "failed", "it gave elements back without a result")
+
     async def weigh(self, work: UnitOfWork, array: OpenArray, course: ElementCourse) -> None:
         """Something of an element has ended, or come to nothing: see whether it is over."""
+        # Perhaps one lies, perhaps elements of a batch influence each other: alone it shows.
+        if course.state == "open" and (spoilt := spoilt_runs(course, array.board.rules)):
+            course = array.board.part(course, spoilt)
         found = standing(course, array.board.rules)
         if found.state == "open":
             return
@@ -52,7 +66,7 @@ class ElementVotes:
         for one in course.running:
             array.drops.setdefault(one.lease, []).append(one.run)
         right = [one for one in course.tries if one.run in found.right]
-        self._owe(work, course, found, right)
+        self._owe(work, array, found, right)
         winner = next((one for one in right if one.of is None and found.result is not None), None)
         tries = tuple(msgspec.structs.replace(one, paid=one.run in found.right) for one in course.tries)
         assert work.run is not None
@@ -68,7 +82,11 @@ class ElementVotes:
             files=0 if winner is None else winner.files,
             reason=untrusted(found.why),
         )
+        batch = array.board.batch
         array.board.settle(over)
+        if array.board.batch < batch:
+            note = "batches often come to other results: from now on each element has a container of its own"
+            work.note("limit", note)
         if found.state == "failed" and array.board.failed <= rules.FALSE_STARTS:
             work.note("element", f"element {course.index} failed: {found.why}")
         for one in course.tries:
@@ -78,21 +96,27 @@ class ElementVotes:
                 await self._outvoted(work, array, one, [other for other in right if other.of == one.of])
             elif found.state == "done" and one.run in found.refused:
                 await self._refused(work, one)
-            elif found.state == "done" and one.ended and one.result is None and one.of is None:
+            elif found.state == "done" and one.of is None and self._is_contradicted(array, one, found):
                 self._contradicted(work, one)
 
-    def _owe(self, work: UnitOfWork, course: ElementCourse, found: ElementVerdict, right: list[ElementTry]) -> None:
+    @staticmethod
+    def _owe(work: UnitOfWork, array: OpenArray, found: ElementVerdict, right: list[ElementTry]) -> None:
         """Note what those are to be paid whose word holds."""
         assert work.run is not None
         tally = work.run.tally
-        each = {of: paid_operations(course, found.right, of) for of in {one.of for one in right}}
         owed, compared = dict(tally.owed), sum(one.of is None for one in right) > 1
+        operations, several = tally.operations, array.board.rules.need > 1
         for one in right:
-            known = owed.get(one.lease) or OwedWork(one.node, one.owner, one.replica)
-            owed[one.lease] = known.plus(each[one.of], one.run, found.result if one.of is None else one.result)
+            look = one.of is not None
+            others = [(by.owner, by.operations) for by in right if by.of == one.of and by.owner != one.owner]
+            tally = tally.ran(one.owner, one.operations, others if look or several else None, look)
+        for one in right:
+            known, look = owed.get(one.lease) or OwedWork(one.node, one.owner, one.replica), one.of is not None
+            tally, paid = tally.due(one.owner, look or several, look)
+            operations += paid
+            owed[one.lease] = known.plus(paid, one.run, found.result if one.of is None else one.result)
             ran = {"looked": 1} if one.of is not None else {"right": 1, "checked": int(compared)}
             tally = tally.tracked(one.node, **ran)
-        operations = tally.operations + sum(each[one.of] for one in right)
         tally = msgspec.structs.replace(tally, owed=owed, paid=tally.paid + len(right), operations=operations)
         work.change_run(tally=tally)
 
@@ -102,7 +126,7 @@ class ElementVotes:
         What holds by its word alone is run again by others.
         """
         assert work.run is not None
-        self._context.metrics.count("elements_wrong_total")
+        work.count("elements_wrong_total")
         what, gave = "a result was not what other owners came to", "a wrong result of an element"
         if one.of is not None:
             what, gave = "verdicts were not what other owners came to", "wrong verdicts about results"
@@ -146,8 +170,15 @@ class ElementVotes:
         await credit.lose(work, one.node, everywhere=False)
 
     @staticmethod
+    def _is_contradicted(array: OpenArray, one: ElementTry, found: ElementVerdict) -> bool:
+        """Whether a run failed that others ended well, or its batch went astray where those of others do not."""
+        if one.went_astray(found.result):
+            return array.board.batch > 1
+        return one.ended and one.result is None
+
+    @staticmethod
     def _contradicted(work: UnitOfWork, one: ElementTry) -> None:
-        """A node failed where others succeeded: too often, and it is let go."""
+        """A node failed where others succeeded, or came to something else in a batch: too often, and it is let go."""
         assert work.run is not None
         tally = work.run.tally.tracked(one.node, contradicted=1)
         work.change_run(tally=tally)
@@ -155,5 +186,5 @@ class ElementVotes:
         if track.contradicted < rules.CONTRADICTED or CONTRADICTED_PART * track.contradicted < track.right:
             return
         for lease in [lease.id for lease in work.leases.values() if lease.node == one.node]:
-            work.note("lost", f"node {one.node} is let go: {track.contradicted} elements failed there and nowhere else")
-            work.end(lease, "failed", "elements failed there that others ran")
+            work.note("lost", f"node {one.node} is let go: {track.contradicted} elements came out otherwise there")
+            work.end(lease, "failed", "elements came out otherwise there than elsewhere")

@@ -36,7 +36,8 @@ class OpenArray:
 
     Attributes:
         drops: run numbers that a lease shall forget, once this work is stored.
-        heard: lease -> when it last said anything of its runs. draining: leases that get nothing more.
+        heard: lease -> when it last said anything of its runs, or was given some after it had none.
+        draining: leases that get nothing more.
         asked_back: nodes that another job waits for.
         fed, looked, staffed, counted: when that was done last.
         told: why it waits, as it was noted last. given: runs that had been given then.
@@ -101,7 +102,7 @@ class OpenArrays:
             elements = await self.listed(job, spec)
             begun = await work.tx.find(ElementCourse, col(ElementCourse.job).equals(job))
             self._open[job] = OpenArray(
-                spec, ArrayBoard(job, len(elements), rules_of(spec), begun, self._seed), elements
+                spec, ArrayBoard(job, len(elements), rules_of(spec), begun, self._seed, spec.batch), elements
             )
         return self._open[job]
 
@@ -166,15 +167,15 @@ class OpenArrays:
         held = array.board.of_lease(lease.id)
         if len(held) == len(known.runs) and held.keys() == known.runs:
             return
-        board = array.board
-        fresh = [
-            ElementRun(run, index, array.elements[index], *(board.look_of(lease.id, run) or ()))
-            for run, index in held.items()
-            if run not in known.runs
-        ]
+        fresh = [self._told(array, lease.id, run, index) for run, index in held.items() if run not in known.runs]
         for start in range(0, len(fresh), MAX_TOGETHER):
             session.send(Command(lease.id, lease.fence, RunElements(tuple(fresh[start : start + MAX_TOGETHER]))))
         known.runs = set(held)
+
+    @staticmethod
+    def _told(array: OpenArray, lease: str, run: int, index: int) -> ElementRun:
+        of, seed = array.board.look_of(lease, run) or (None, None)
+        return ElementRun(run, index, array.elements[index], of, seed, alone=array.board.is_alone(lease, run))
 
     # --- what nodes may read and store ------------------------------------------------------------------------------------
 

@@ -29,6 +29,21 @@ def check_image(path: Path) -> None:
         raise InvalidError(f"this image is not taken: {error}", PURPOSE) from error
 
 
+async def stated_at(artifacts: ArtifactStore, artifact: Digest, field: str = PURPOSE) -> PublishedImage:
+    """What an image's publisher says of it.
+
+    Raises:
+        NotFoundError: there is no such artifact.
+        InvalidError: it is no image; ``field`` named it.
+    """
+    size = await artifacts.size(artifact)
+    head = b"".join([piece async for piece in artifacts.read(artifact, 0, min(size, HEAD_BYTES))])
+    try:
+        return stated_in(head)
+    except ImageFormatError as error:
+        raise InvalidError(f"the artifact {artifact} is no image: {error}", field) from error
+
+
 class PublishedImages:
     """Over any store."""
 
@@ -36,18 +51,8 @@ class PublishedImages:
         self._store, self._artifacts = store, artifacts
 
     async def stated(self, artifact: Digest) -> PublishedImage:
-        """What an image's publisher says of it.
-
-        Raises:
-            NotFoundError: there is no such artifact.
-            InvalidError: it is no image.
-        """
-        size = await self._artifacts.size(artifact)
-        head = b"".join([piece async for piece in self._artifacts.read(artifact, 0, min(size, HEAD_BYTES))])
-        try:
-            return stated_in(head)
-        except ImageFormatError as error:
-            raise InvalidError(f"the artifact {artifact} is no image: {error}", PURPOSE) from error
+        """As ``stated_at``."""
+        return await stated_at(self._artifacts, artifact)
 
     async def of_account(self, account_id: str) -> list[PublishedImageView]:
         """The images that an account has pushed, the newest first."""

@@ -9,7 +9,8 @@ import hashlib
 import re
 from collections.abc import AsyncIterator, Collection
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from heapq import nlargest
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -19,19 +20,29 @@ CHUNK_BYTES: Final = 1 << 20  # Read and hashed in one go: large enough that the
 _DIGEST: Final = re.compile(r"[0-9a-f]{64}")
 
 
+MAX_NAMED = 20  # Of what a sweep would remove, told by name.
+
+
 @dataclass(frozen=True)
 class ArtifactStock:
-    """How many artifacts lie somewhere, and how many of them a sweep would remove. ``size``, ``removable_size``: in bytes."""
+    """How many artifacts lie somewhere, and how many of them a sweep would remove. ``size``, ``removable_size``: in bytes.
+
+    ``largest``: of those that it would remove, bytes and digests.
+    """
 
     files: int = 0
     size: int = 0
     removable: int = 0
     removable_size: int = 0
+    largest: tuple[tuple[int, str], ...] = ()
 
-    def with_one(self, size: int, removable: bool) -> "ArtifactStock":
+    def with_one(self, digest: str, size: int, removable: bool) -> "ArtifactStock":
         """One more is found."""
-        more = (1, size) if removable else (0, 0)
-        return ArtifactStock(self.files + 1, self.size + size, self.removable + more[0], self.removable_size + more[1])
+        files, total = self.files + 1, self.size + size
+        if not removable:
+            return replace(self, files=files, size=total)
+        largest = tuple(nlargest(MAX_NAMED, (*self.largest, (size, digest))))
+        return ArtifactStock(files, total, self.removable + 1, self.removable_size + size, largest)
 
 
 class ArtifactStore(Protocol):

@@ -27,7 +27,7 @@ _CONFIG = "config.json"
 _GENERATION, _SETTINGS = "generation_config.json", "tokenizer_config.json"
 
 
-class Origins:
+class BaseModels:
     """Finds what a job starts from."""
 
     def __init__(self, context: Context, artifacts: ArtifactStore, checkpoints: Checkpoints) -> None:

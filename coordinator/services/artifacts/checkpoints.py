@@ -8,6 +8,7 @@ into is not listed any more, since the run goes back before it.
 import asyncio
 from collections import OrderedDict
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Run, RunPoint
@@ -34,6 +35,7 @@ class Checkpoints:
         self._artifacts = artifacts
         self._models = models
         self._making = asyncio.Lock()
+        self._under_way: asyncio.Task[str] | None = None  # The loop itself keeps none alive.
         self._folders: OrderedDict[tuple[str, int, bool], tuple[str, float]] = OrderedDict()
 
     async def list(self, job: str) -> Sequence[api.CheckpointView]:
@@ -108,14 +110,22 @@ class Checkpoints:
         return await self._remembered((job, _START, True), lambda: self._models.start(stored.spec, stored.files))
 
     async def _remembered(self, key: tuple[str, int, bool], make: Callable[[], Awaitable[str]]) -> str:
-        async with self._making:
+        """What is made goes on where whoever asked for it leaves: who asks again would begin anew, and may never be done."""
+        async with AsyncExitStack() as turn:
+            await turn.enter_async_context(self._making)
             known = self._made(key)
-            if known is None or not await self._artifacts.has(known):
-                known = await make()
-                self._folders[key] = (known, self._context.clock.time())
-                self._folders.move_to_end(key)
-                while len(self._folders) > MAX_FOLDERS:
-                    self._folders.popitem(last=False)
+            if known is not None and await self._artifacts.has(known):
+                return known
+            made = self._under_way = asyncio.create_task(self._make(key, make, turn.pop_all()), name="model folder")
+        return await asyncio.shield(made)
+
+    async def _make(self, key: tuple[str, int, bool], make: Callable[[], Awaitable[str]], turn: AsyncExitStack) -> str:
+        async with turn:
+            known = await make()
+            self._folders[key] = (known, self._context.clock.time())
+            self._folders.move_to_end(key)
+            while len(self._folders) > MAX_FOLDERS:
+                self._folders.popitem(last=False)
         return known
 
     def folders(self) -> Sequence[str]:

@@ -140,7 +140,7 @@ class DiskArtifacts:
                     with suppress(FileNotFoundError):
                         if is_digest(entry.name):
                             found, kept = entry.stat(), bytes.fromhex(entry.name) in referred
-                            stock = stock.with_one(found.st_size, not kept and found.st_mtime < before)
+                            stock = stock.with_one(entry.name, found.st_size, not kept and found.st_mtime < before)
         return stock
 
     def _place_of(self, digest: str) -> Path:

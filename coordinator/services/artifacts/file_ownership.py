@@ -26,8 +26,9 @@ CHECKED_TOGETHER = 500  # Files that are looked up at once; an array job names t
 class FileOwnership:
     """Over any store. The built-in account, which is the operator's, may use whatever lies there."""
 
-    def __init__(self, store: Store, clock: Clock, disk: Callable[[], int] | None = None) -> None:
-        """``disk`` says how many bytes the disk has in all; None: as many as anybody likes."""
+    def __init__(self, store: Store, clock: Clock, disk: Callable[[], int] | None = None, days: int = 30) -> None:
+        """``disk`` says how many bytes the disk has in all; None: as many as anybody likes. ``days``: that uploads stay."""
+        self._days = days
         self._store = store
         self._clock = clock
         self._disk = disk
@@ -57,7 +58,7 @@ class FileOwnership:
             raise FullError(
                 f"your {number:,} files have {held / GIGABYTE:,.1f} GB, and {most_files:,} files of "
                 f"{most / GIGABYTE:,.1f} GB are what an account has here{'' if known else ' that has not trained a model yet'}: "
-                "files that no job names go after a month",
+                f"files that no job names go after {self._days} days",
                 RETRY_S,
                 "length",
             )
@@ -114,6 +115,13 @@ class FileOwnership:
                     detail = f"no artifact {missing[0][:80]!r} is here: upload it first"
                     raise NotFoundError(detail, fields[missing[0]])
 
+    async def purpose(self, account_id: str, artifact: Digest) -> str | None:
+        """What an account has uploaded a file for; None: it has not."""
+        mine = col(FileRecord.account_id).equals(account_id)
+        async with self._store.transaction() as tx:
+            found = await tx.find(FileRecord, mine, col(FileRecord.artifact).equals(artifact))
+        return found[0].purpose if found else None
+
     async def name(self, account_id: str, artifact: Digest) -> str:
         """What an account calls a file of its own, fit for a message; empty where it has given it no name."""
         async with self._store.transaction() as tx:
@@ -140,6 +148,8 @@ def sources(spec: JobSpec) -> list[tuple[str, Digest]]:
     found = [(f"{field}.artifact", one.artifact) for field, one in datasets_of(spec)]
     found += [("model.weights", digest) for digest in spec.model.weight_files]
     found += [("tokenizer.file", spec.tokenizer.file)] if spec.tokenizer.file is not None else []
+    if spec.serve is not None and spec.serve.draft is not None:
+        found += [("serve.draft.weights", digest) for digest in spec.serve.draft.weight_files]
     if (array := spec.array) is not None:
         found += [("array.image", array.image), ("array.elements", array.elements)]
         if array.checker is not None and array.checker.image is not None:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import msgspec
 
 from coordinator.domain.job import Job
-from coordinator.domain.serving import AdapterPoint, ModelPoint, ServedFiles
-from coordinator.errors import NotFoundError, UnavailableError
+from coordinator.domain.serving import AdapterPoint, ModelPoint, ServedFiles, context_of
+from coordinator.errors import NotFoundError, UnableError
 from coordinator.services.accounts.budgets import (
     MAX_COMPLETIONS,
     MAX_COMPLETIONS_EACH,
@@ -18,7 +18,10 @@ from coordinator.services.accounts.budgets import (
 )
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.core.context import Context
+from coordinator.services.serving.refusals import check_asked
 from coordinator.store.ports import col
+from protocol.asking import template_text
+from protocol.models.model import inspect_config
 from protocol.rest.api import TrialRequest
 from protocol.serving import (
     AnswerCheck,
@@ -60,7 +63,7 @@ class NodeAnswers(Protocol):
         """As ``Generator``."""
 
 
-class Trials:
+class InferenceTrials:
     """Requests of people who look at a job."""
 
     def __init__(
@@ -83,6 +86,7 @@ class Trials:
         """
         if (deployment := await self._deployment(job)) is not None:
             command = msgspec.structs.replace(command, adapter=_number_of(deployment, point))
+            check_asked(command, _context_of(deployment), await self._template(deployment, point))
             async with aclosing(self._homes.generate(deployment, command, ANSWER_S)) as reports:  # type: ignore[type-var]
                 async for report in reports:
                     yield report
@@ -91,6 +95,7 @@ class Trials:
             raise NotFoundError(f"job {job} is no deployment: leave out what stands behind the colon", "model")
         generator = self._there()
         stored, _, found = await self._checkpoints.point(job, None if point == "start" else point)
+        check_asked(command, _context_of(stored), await self._template(stored))
         with self._programs.enter(stored.account_id):
             archive = await self._archive(job, found.base.done, point == "start")
             async with aclosing(generator.generate(archive, command, ANSWER_S)) as reports:  # type: ignore[type-var]
@@ -105,22 +110,26 @@ class Trials:
         Raises:
             NotFoundError: there is no such job or checkpoint, or weights that it started from: they were random, or are not kept
                 any more.
-            UnavailableError: this machine cannot run models. InvalidError: the model cannot read the prompt.
+            UnableError: this machine cannot run models. InvalidError: the model cannot read the prompt.
             TooManyError: too many wait, of the job's account or of all.
         """
         if (deployment := await self._deployment(job)) is not None:
-            async with aclosing(self._homes.generate(deployment, _command(request), SECONDS)) as reports:  # type: ignore[type-var]
+            command = _command(request, _context_of(deployment))
+            check_asked(command, _context_of(deployment), await self._template(deployment))
+            async with aclosing(self._homes.generate(deployment, command, SECONDS)) as reports:  # type: ignore[type-var]
                 async for report in reports:
                     yield _piece(report)
             return
         generator = self._there()
         stored, _, point = await self._checkpoints.point(job, round_)
+        command = _command(request, _context_of(stored))
+        check_asked(command, _context_of(stored), await self._template(stored))
         with self._lane.enter(stored.account_id):
             yield {"checkpoint": point.base.done}
             archive = await self._archive(job, point.base.done, request.start)
             if before := generator.before(archive):
                 yield {"waiting": before}
-            async with aclosing(generator.generate(archive, _command(request), SECONDS)) as reports:  # type: ignore[type-var]
+            async with aclosing(generator.generate(archive, command, SECONDS)) as reports:  # type: ignore[type-var]
                 async for report in reports:
                     if not isinstance(report, TextReport) or report.text:
                         yield _piece(report)
@@ -131,9 +140,18 @@ class Trials:
             found = await tx.find(Job, col(Job.id).equals(job))
         return found[0] if found and found[0].spec.serve is not None else None
 
+    async def _template(self, job: Job, point: ModelPoint = None) -> str:
+        """The chat templates of a job's model, or of one of its adapters that brings its own."""
+        own = template_text(job.spec.tokenizer.settings)
+        if not isinstance(point, AdapterPoint):
+            return own
+        async with self._context.store.transaction() as tx:
+            found = await tx.find(Job, col(Job.id).equals(point.job))
+        return (template_text(found[0].spec.tokenizer.settings) if found else "") or own
+
     def _there(self) -> Generator:
         if self._generator is None:
-            raise UnavailableError("this coordinator cannot try models")
+            raise UnableError("this coordinator cannot try models")
         return self._generator
 
     async def _archive(self, job: str, round_: int, start: bool) -> str:
@@ -155,10 +173,17 @@ def _number_of(deployment: Job, point: ModelPoint) -> int:
     return there.index(point.job) + 1
 
 
-def _command(request: TrialRequest) -> GenerateCommand:
+def _context_of(job: Job) -> int:
+    """Tokens of a prompt with its answer that a job's model reads."""
+    serve = job.spec.serve
+    return (serve and serve.context) or context_of(inspect_config(job.config), None)
+
+
+def _command(request: TrialRequest, context: int) -> GenerateCommand:
+    """``context``: whoever names no number of tokens is not to be refused one."""
     said = ({"role": "user", "content": request.prompt},) if request.chat else ()
     sampling = Sampling(request.temperature, request.top_k, seed=request.seed)
-    return GenerateCommand("1", request.prompt, said, tokens=request.tokens, sampling=sampling)
+    return GenerateCommand("1", request.prompt, said, tokens=min(request.tokens, context), sampling=sampling)
 
 
 def _piece(report: AnswerReport) -> Mapping[str, Any]:

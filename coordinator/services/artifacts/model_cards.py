@@ -19,7 +19,8 @@ def card_facts(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     """What the model's card tells about the run."""
     done = accumulate(r.tokens for r in rounds)  # Those after a round: a curve is drawn over them.
     # A round measures what the one before it came to.
-    measured = [(r.validation_loss, r.preference) for r in rounds[1:]] + [(job.validation_loss, job.preference)]
+    after = None if job.spec.federated is not None else job.validation_loss  # Owners measure before a round alone.
+    measured = [(r.validation_loss, r.preference) for r in rounds[1:]] + [(after, job.preference)]
     curve: list[dict[str, Any]] = [
         {"round": r.number, "tokens": tokens, "train_loss": r.train_loss, "validation_loss": loss}
         | ({"time": r.ended} if r.ended is not None else {})
@@ -31,7 +32,7 @@ def card_facts(job: Job, rounds: Sequence[RoundRecord]) -> dict[str, Any]:
         "submitter": job.submitter,
         "name": job.name,
         "loss_before": job.first_validation_loss,
-        "loss_after": job.validation_loss,
+        "loss_after": after,
         **_score(job.preference),
         "tokens": job.tokens_done,
         "rounds": curve,
@@ -50,15 +51,35 @@ def _privacy(job: Job) -> dict[str, Any]:
     stated: dict[str, Any] = {
         "epsilon spent": spent.epsilon,
         "delta": spent.delta,
-        "of": f"all that one {spent.unit} has (that {spent.unit}'s update zero, or not)",
+        "of": _unit_words(spent),
         "epsilon allowed": spent.epsilon_most,
         "rounds charged": spent.releases,
         "sum": _sum_words(spent),
-        "noise on the sum, in clips" if spent.sum == "secure" else "noise on an update, in clips": spent.noise,
-        "clip (L2)": spent.clip if _clip_follows(job) is None else f"from {spent.clip:g}, follows the updates",
+        **_noise_rows(job, spent),
+        **({} if job.validation_loss is None else {"held-out loss before the last round, noised": job.validation_loss}),
         "accountant": spent.accountant,
     }
     return {"privacy": stated}
+
+
+def _unit_words(spent: PrivacySpent) -> str:
+    """Begins with words that ``coordinator.proof.privacy`` reads."""
+    if spent.unit == "example":
+        return "one example, a row or line of an owner's data (its gradients zero, or not)"
+    return "all that one owner has (that owner's update zero, or not)"
+
+
+def _noise_rows(job: Job, spent: PrivacySpent) -> dict[str, Any]:
+    if spent.unit == "example":
+        return {
+            "noise on each step's sum of gradients, in clips": spent.noise,
+            "clip of an example's gradient (L2)": spent.clip,
+            "how likely a step takes an example, at most": spent.sampling,
+            "steps of a round": spent.per_round,
+        }
+    where = "noise on the sum, in clips" if spent.sum == "secure" else "noise on an update, in clips"
+    clip = spent.clip if _clip_follows(job) is None else f"from {spent.clip:g}, follows the updates"
+    return {where: spent.noise, "clip (L2)": clip}
 
 
 def _sum_words(spent: PrivacySpent) -> str:

@@ -36,7 +36,7 @@ class Model:
     """A job's model: its resolved config, what is doubtful about its files, in words, and the token that ends its texts."""
 
     config: Mapping[str, object]
-    doubts: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
     end: str | None = None
 
 
@@ -95,8 +95,8 @@ class ModelFiles:
         stated = config is None or spec.tokenizer.file is not None
         vocabulary, end = await self._vocabulary(spec) if stated else (0, EndTokenChoice(None))
         config = resolve(spec.model, vocabulary) if config is None else config
-        doubts = end.warning, await self._fit(spec, config, called)
-        return Model(config, tuple(text for text in doubts if text), end.token)
+        warnings = end.warning, await self._fit(spec, config, called)
+        return Model(config, tuple(text for text in warnings if text), end.token)
 
     async def _vocabulary(self, spec: JobSpec) -> tuple[int, EndTokenChoice]:
         """Token ids that the tokenizer will have, at most; and how it ends documents."""

@@ -49,6 +49,7 @@ MAX_DIAGNOSIS = 16 << 10  # Bytes of a tool's complaint that are read.
 TOKEN_BYTES = 4  # Of a job's token files.
 COPIES = 2  # A file that a tool makes is copied to its place before it is removed.
 RETRY_S = 600.0
+TEMPLATE_S = 60.0  # A greeting is written within some; others wait for it.
 NICE = 3  # Answers come first, but somebody waits for what tools find: half of an answer's share, not a tenth.
 NAMELESS = "the dataset"  # An artifact's own name is a digest, which says nothing to anybody.
 NAMELESS_TOKENIZER = "the tokenizer's file"
@@ -249,7 +250,8 @@ class TrainerTools:
         async with self._folder() as folder:
             path = Path(folder) / "settings.json"
             path.write_bytes(msgspec.json.encode(settings))
-            return str(json.loads(await self._run(["template", "--settings", str(path)]))["fault"])
+            arguments, seconds = ["template", "--settings", str(path)], min(self._seconds, TEMPLATE_S)
+            return str(json.loads(await self._run(arguments, seconds=seconds))["fault"])
 
     async def stage_files(self, archive: Digest) -> dict[str, Digest]:
         """As ``ModelWorkshop.stage_files``: of a model that cannot be cut a node fetches everything, and says why.

@@ -45,9 +45,8 @@ LOOK_S: Final = 5.0
 NEXT_LOOK_S: Final = 60.0  # At a job that has nothing to send yet.
 MAX_AT_ONCE: Final = 4  # Each takes a part of the coordinator's line.
 MAX_LOOKED_AT: Final = 256
-SEND_S: Final = (
-    6 * 3600.0
-)  # For all that is due of one job; a line that takes longer is cut, and goes on with the next object.
+# For all that is due of one job; a line that takes longer is cut, and goes on with the next object.
+SEND_S: Final = 6 * 3600.0
 TRIES: Final = 3
 MAX_SENT: Final = 4_000  # Objects of one job.
 MAX_ANSWER: Final = 500

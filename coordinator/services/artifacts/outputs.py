@@ -5,7 +5,7 @@ from typing import Any
 
 from coordinator.domain.serving import ModelPoint
 from coordinator.services.artifacts.checkpoints import Checkpoints
-from coordinator.services.artifacts.inference import Trials
+from coordinator.services.artifacts.inference import InferenceTrials
 from coordinator.services.artifacts.output_buckets import OutputBuckets
 from coordinator.services.artifacts.step_openings import StepOpenings
 from coordinator.services.core.logs import JobLogs, Level
@@ -20,7 +20,7 @@ class JobOutputs:
     def __init__(
         self,
         checkpoints: Checkpoints,
-        trials: Trials,
+        trials: InferenceTrials,
         logs: JobLogs,
         openings: StepOpenings,
         buckets: OutputBuckets,

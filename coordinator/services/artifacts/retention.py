@@ -3,8 +3,8 @@
 What refers to an artifact is read from the stored records each time, so nothing is kept, or lost, by a count that went wrong:
 
 =====================================================  =======================================================================
-a file that somebody uploaded                          30 days, and as long as a job that names it
-what was made of it for a job; the states, openings    the job's life and 30 days; a day where nobody ever paid for the job
+a file that somebody uploaded                          30 days (P), and as long as a job that names it
+what was made of it for a job; the states, openings    the job's life and 30 days (P); a day where nobody ever paid for it
 and inputs of its disputes that its nodes stored;
 results of an array's elements, and what these read
 an opening whose audit passed, or came to nothing      7 days at the most
@@ -12,12 +12,14 @@ the finished model, its config and tokenizer           as long as the job
 a model folder that was made of a checkpoint           a day; it is made again when it is asked for
 what a node has just stored, or a tool just made       two hours, within which something comes to refer to it
 =====================================================  =======================================================================
+P: the operator's policy (``config.RetentionPolicy``). What another one would remove can be seen before it is chosen (``survey``).
 """
 
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Iterable
 
+from coordinator.config import RetentionPolicy
 from coordinator.domain.arrays.votes import ElementCourse
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, Job
@@ -33,9 +35,7 @@ from protocol.ids import Digest
 from protocol.job.array import ArraySpec
 
 DAY = 86_400.0
-ENDED_S = 30 * DAY  # A submitter has looked at a job by then, and doubted it, or not.
 UNPAID_S = DAY  # Of a job that was never funded: nobody has worked for it.
-FILE_S = 30 * DAY
 PASSED_S = 7 * DAY  # Whoever wants to run a step again that an auditor found right asks within a week.
 FRESH_S = 2 * 3600.0
 SWEEP_S = 3600.0
@@ -67,7 +67,7 @@ class Keeping:
     async def sweep(self) -> int:
         """Remove what nothing refers to; how many bytes that freed."""
         now, began = self._context.clock.time(), self._context.clock.now()
-        referred = await self._referred(now)
+        referred = await self._referred(now, self._context.config.retention)
         files, freed = await self._artifacts.sweep(referred, now - FRESH_S)
         if self._counted is not None:  # Somebody looks at it: else a bucket would be listed for nobody.
             await self._count(now, began, referred)
@@ -76,15 +76,21 @@ class Keeping:
         self._context.metrics.count("artifacts_removed_total", files)
         return freed
 
-    async def survey(self) -> tuple[float, ArtifactStock]:
+    async def survey(self, policy: RetentionPolicy) -> tuple[float, ArtifactStock]:
         """What there is, and what a sweep would remove now; nothing is changed. First: when it was counted.
+
+        Args:
+            policy: as if it were this one.
 
         Counting asks as much of store and disk as a sweep, so it is not done again at once where that takes long.
         """
         async with self._counting:
             now, began = self._context.clock.time(), self._context.clock.now()
+            if policy != self._context.config.retention:
+                referred = await self._referred(now, policy, forget=False)
+                return now, await self._artifacts.survey(referred, now - FRESH_S)
             if self._counted is None or began >= self._good_until:
-                await self._count(now, began, await self._referred(now, forget=False))
+                await self._count(now, began, await self._referred(now, policy, forget=False))
             assert self._counted is not None
             return self._counted
 
@@ -93,7 +99,7 @@ class Keeping:
         ended = self._context.clock.now()
         self._good_until = ended + SHARE * (ended - began)
 
-    async def _referred(self, now: float, forget: bool = True) -> set[bytes]:
+    async def _referred(self, now: float, policy: RetentionPolicy, forget: bool = True) -> set[bytes]:
         """Every artifact that is to stay, as the 32 bytes of its digest; ``forget``: also what stands in the way of a sweep."""
         found: set[Digest] = set(self._folders())
         named: set[tuple[str, Digest]] = set()
@@ -104,7 +110,7 @@ class Keeping:
             }
         async for job in self._jobs():
             found |= {job.model} - {None} if job.model is not None else set()
-            if _is_recent(job, now):
+            if _is_recent(job, now, policy):
                 files = {digest for _, digest in sources(job.spec)}
                 files |= set() if job.spec.array is None else await self._inputs(job.spec.array)
                 named |= {(job.account_id, digest) for digest in files}
@@ -114,7 +120,7 @@ class Keeping:
                 found |= {digest for name, digest in job.files.items() if job.model and name.endswith(".json")}
                 if forget and job.id in delivered:
                     await self._forget_deliveries(job)
-        found |= await self._uploads(now, named, forget)
+        found |= await self._uploads(now - policy.uploads * DAY, named, forget)
         return {bytes.fromhex(digest) for digest in found}
 
     async def _jobs(self) -> AsyncIterator[Job]:
@@ -196,15 +202,15 @@ class Keeping:
         async with self._context.store.transaction() as tx:
             await tx.forget(DeliveryRecord, col(DeliveryRecord.job).equals(job.id))
 
-    async def _uploads(self, now: float, named: set[tuple[str, Digest]], forget: bool) -> set[Digest]:
-        """Uploaded files; those that are old, and that no job of their account names, are given up (``forget``: for ever)."""
+    async def _uploads(self, since: float, named: set[tuple[str, Digest]], forget: bool) -> set[Digest]:
+        """Uploaded files; those that are older, and that no job of their account names, are given up (``forget``: for ever)."""
         found: set[Digest] = set()
         after: Place | None = None
         while True:
             async with self._context.store.transaction() as tx:
                 page = await tx.find(FileRecord, limit=PAGE, after=after)
                 for file in page:
-                    if file.created >= now - FILE_S or (file.account_id, file.artifact) in named:
+                    if file.created >= since or (file.account_id, file.artifact) in named:
                         found.add(file.artifact)
                     elif forget:
                         await tx.delete(file)
@@ -213,8 +219,8 @@ class Keeping:
             after = (page[-1].created, page[-1].artifact)
 
 
-def _is_recent(job: Job, now: float) -> bool:
+def _is_recent(job: Job, now: float, policy: RetentionPolicy) -> bool:
     """Whether what a job needs is still kept."""
     if job.state in LIVE:
         return True
-    return job.ended is not None and now - job.ended < (ENDED_S if job.escrow else UNPAID_S)
+    return job.ended is not None and now - job.ended < (policy.job_files * DAY if job.escrow else UNPAID_S)

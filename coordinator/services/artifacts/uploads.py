@@ -203,13 +203,13 @@ class UploadService:
             await self.append(begun.id, 0, chunks)
             length = path.stat().st_size if path.exists() else new.length
             if length == 0:
-                raise InvalidError("the file is empty: choose a file with text in it", new.purpose)
+                raise InvalidError("the file is empty: choose one with something in it", new.purpose)
             if length < new.length:
                 shorter = msgspec.structs.replace(new, length=length)
                 self._save(begun.id, _State(shorter, self._clock.time(), account_id=account_id))
                 return await self._complete(begun.id)
             return await self.get(begun.id)
-        except CottageError:
+        except BaseException:  # A line that is cut, too: nobody knows the upload's id, so nobody goes on with it.
             self._forget(begun.id)
             raise
 

@@ -1,6 +1,7 @@
 """What follows for a node from what audits found: its share, its standing, its place, its stake. Everything on an open desk."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import assert_never
 
 import msgspec
@@ -43,7 +44,9 @@ class Penalties:
             col(Audit.node).equals(audit.node),
             col(Audit.canary).equals(False),
         )
-        earlier = await work.tx.find(Audit, *own, col(Audit.state).in_(("failed", "void")))
+        earlier: Sequence[Audit] = []
+        if audit.state == "failed" or audit.blame == "unlooked":  # Others cost nothing, whatever was before.
+            earlier = await work.tx.find(Audit, *own, col(Audit.state).in_(("failed", "void")))
         cost = penalty.consequence(audit, [other for other in earlier if other.id != audit.id])
         if cost == "unseat" and penalty.deadly(audit) and not await self._others_are_looked_at(work, audit):
             cost = "share"  # The operator's machines may not be able to run this stage at all.
@@ -82,7 +85,7 @@ class Penalties:
         for false in work.take(AccusedFalsely):
             node, detail = false.node, false.detail
             if node in self._context.config.auditors:
-                self._context.metrics.count("looks_wrong_total")
+                work.count("looks_wrong_total")
                 work.note(
                     "audit", f"the operator's machine {node} was wrong, which its operator should look into: {detail}"
                 )

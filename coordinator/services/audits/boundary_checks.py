@@ -7,7 +7,7 @@ are kept, so they are still there when a neighbour's step has to be opened too. 
 from coordinator.domain.audits import boundary, trust
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.rounds.run import training_of
-from coordinator.services.audits.sampling import Drawing
+from coordinator.services.audits.sampling import AuditSampling
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import UnitOfWork
@@ -20,7 +20,7 @@ from protocol.task import LeafShown
 class Boundaries:
     """The comparisons of a job."""
 
-    def __init__(self, context: Context, nodes: Nodes, leases: Leases, drawing: Drawing) -> None:
+    def __init__(self, context: Context, nodes: Nodes, leases: Leases, drawing: AuditSampling) -> None:
         self._context = context
         self._nodes = nodes
         self._leases = leases
@@ -53,7 +53,7 @@ class Boundaries:
         audit, doubtful = boundary.compared(audit, training)
         deadline = work.now + self._context.config.audit_patience_seconds
         work.audits[audit.id] = trust.compared(audit, deadline)
-        self._context.metrics.count("boundaries_apart_total", len(audit.apart))
+        work.count("boundaries_apart_total", len(audit.apart))
         for side in doubtful:
             what = "says otherwise what crossed" if side.seat in audit.apart else "shows no leaf about what crossed"
             seat = f"stage {side.stage} of replica {side.replica}"
@@ -73,7 +73,7 @@ class Boundaries:
         newer = [a for a in work.concluded if (a.epoch, a.round, a.step) == (audit.epoch, audit.round, audit.step)]
         others = {one.id: one for one in [*stored, *newer] if one.id != audit.id}
         for other in boundary.undecided(audit, others.values()):
-            self._context.metrics.count("boundaries_undecided_total")
+            work.count("boundaries_undecided_total")
             work.note(
                 "audit",
                 f"round {audit.round + 1}: {audit.place} of node {audit.node} and stage {other.stage} of replica "

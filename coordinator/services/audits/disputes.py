@@ -106,7 +106,7 @@ class DisputeService:
         deadline = self._deadlines.answer(work, audit, (audit.node, accuser))
         dispute = Dispute(audit.id, audit.node, accuser, replay, first, deadline)
         work.dispute(DisputeRecord(audit.id, work.job.id, False, dispute, work.now))
-        self._context.metrics.count("disputes_total")
+        work.count("disputes_total")
         place = f"step {audit.step} of stage {audit.stage} of replica {audit.replica} in round {audit.round + 1}"
         work.note("dispute", f"node {accuser} disputes {place} of node {audit.node}")
 

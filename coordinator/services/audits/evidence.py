@@ -41,9 +41,8 @@ def evidence_of(record: RoundRecord, commits: Sequence[CommitRecord], audits: It
     beacon = record.beacon or Beacon(least=0)
     ordered = sorted(commits, key=lambda commit: (commit.replica, commit.stage))
     rates = dict(zip((c.lease for c in ordered if c.drawable), beacon.rates, strict=False))
-    shown = [
-        a for a in audits if not a.canary and (a.over or not record.concluded)
-    ]  # Some are asked for after the end.
+    # Some are asked for after the end.
+    shown = [a for a in audits if not a.canary and (a.over or not record.concluded)]
     held = sorted(shown, key=lambda a: (a.replica, a.stage, a.step, a.id))
     return RoundEvidence(
         job=record.job,

@@ -46,6 +46,9 @@ class Returns:
 
     async def attend(self, node: str | None = None) -> None:
         """Look at what those that have come back, or this one, have to open."""
+        if node is None:
+            self._rounds = {lease: made for lease, made in self._rounds.items() if self._leases.may_return(lease)}
+            self._greeted = {(lease, token) for lease, token in self._greeted if self._leases.may_return(lease)}
         here = self._leases.back_with(node)
         for lease in (*here, *self._leases.restoring(node)):
             session = self._nodes.session(lease.node)
@@ -64,10 +67,10 @@ class Returns:
 
     def tell(self, work: UnitOfWork) -> None:
         """After each commit: ask those that are back, and let go who has nothing left to open."""
-        self._rounds = {lease: rounds for lease, rounds in self._rounds.items() if self._leases.may_return(lease)}
-        self._greeted = {(lease, token) for lease, token in self._greeted if self._leases.may_return(lease)}
+        if not (lost := self._leases.lost(work.job.id)):
+            return
         restoring = self._leases.restoring()
-        for lease in self._leases.lost(work.job.id):
+        for lease in lost:
             here = self._leases.is_back(lease.id) or lease in restoring
             session = self._nodes.session(lease.node) if here else None
             if work.job.state not in LIVE or (lease.id in self._rounds and not self._awaits(work, lease)):

@@ -71,7 +71,7 @@ def auditor_of(lease: Lease, operators: Collection[NodeAddress]) -> AuditorCandi
     )
 
 
-class Drawing:
+class AuditSampling:
     """Fixes what a draw depends on, and draws. Everything on an open desk."""
 
     def __init__(self, context: Context, watching: Watching, deadlines: Deadlines) -> None:
@@ -379,7 +379,7 @@ class Drawing:
         if watched:
             await work.tx.update(msgspec.structs.replace(commit, look=rates.look(standing)))
         elif self._context.config.auditors:
-            self._context.metrics.count("audits_unwatched_total")
+            work.count("audits_unwatched_total")
         exposure = None
         if self._context.config.min_stake > 0:
             held = await work.tx.find(

@@ -5,7 +5,7 @@ first block of the ledger after that (``beacons``), so neither can depend on it,
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -143,12 +143,16 @@ class Verification:
         )
         return not work.audits and not await work.tx.find(RoundRecord, *where, limit=1)
 
-    async def advance(self, work: UnitOfWork) -> None:
-        """Bring every open audit as far as it goes now, then conclude rounds whose audits are over."""
+    async def advance(self, work: UnitOfWork, leaving: Collection[str] = ()) -> None:
+        """Bring every open audit as far as it goes now, then conclude rounds whose audits are over.
+
+        Args:
+            leaving: leases of auditors that go once they are done with what they have.
+        """
         self._disputes.advance(work)
         await self._boundaries.advance(work)
         replaying = any(audit.state == "replaying" for audit in work.audits.values())
-        ready = await self._auditors(work) if replaying else []
+        ready = await self._auditors(work, leaving) if replaying else []
         looking = Counter(audit.auditor_lease for audit in work.audits.values() if audit.looking)
         for audit in sorted(work.audits.values(), key=lambda audit: (audit.looks, audit.began, audit.id)):
             if audit.over or audit.id in work.disputes:
@@ -226,12 +230,12 @@ class Verification:
         before = await work.tx.find(Audit, *of_owner, newest=True, limit=REMEMBERED)
         return auditors.choose_auditor(audit, free, auditors.shared_history(before, audit.payout))
 
-    async def _auditors(self, work: UnitOfWork) -> list[AuditorCandidate]:
+    async def _auditors(self, work: UnitOfWork, leaving: Collection[str]) -> list[AuditorCandidate]:
         operators = self._context.config.auditors
         here = [
             auditor_of(lease, operators)
             for lease in work.leases.values()
-            if lease.state == "ready" and self._nodes.session(lease.node) is not None
+            if lease.state == "ready" and lease.id not in leaving and self._nodes.session(lease.node) is not None
         ]
         known = await credit.of_nodes(work, {auditor.node for auditor in here}) if operators else {}
         return [msgspec.structs.replace(auditor, credit=known.get(auditor.node, 0)) for auditor in here]
@@ -239,7 +243,7 @@ class Verification:
     async def _follow_canary(self, work: UnitOfWork, canary: Audit) -> None:
         """Send an auditor away that found a forged step right."""
         if canary.blame == "blind":
-            self._context.metrics.count("canaries_caught_total")
+            work.count("canaries_caught_total")
             blind = canary.verdicts[-1].auditor
             await self._penalties.of_blindness(work, blind, canary, "it found a forged step right")
         work.conclude(canary)
@@ -255,15 +259,14 @@ class Verification:
         work.conclude(audit)
 
     def _count(self, work: UnitOfWork, audit: Audit) -> None:
-        metrics = self._context.metrics
-        metrics.count(f"audits_{audit.state}_total")
-        metrics.count("audits_distant_total", audit.blame == "distant")
+        work.count(f"audits_{audit.state}_total")
+        work.count("audits_distant_total", audit.blame == "distant")
         own = [verdict for verdict in audit.verdicts if verdict.own]
         if own:
-            metrics.count("looks_total")
-            metrics.count("looks_found_total", audit.state == "failed")
-            metrics.observe("look_wait_seconds", work.now - audit.began)
-        metrics.count("looks_missed_total", audit.blame == "unlooked")
+            work.count("looks_total")
+            work.count("looks_found_total", audit.state == "failed")
+            work.observe("look_wait_seconds", work.now - audit.began)
+        work.count("looks_missed_total", audit.blame == "unlooked")
 
 
 def _outcome(audit: Audit) -> str:

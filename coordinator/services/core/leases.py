@@ -9,9 +9,10 @@ Any other end is final, and so is a return without the worker. Whoever says that
 made of the records on its disk, has its lease run out at once: it is away until that one is there, and no seat waits for it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import inf
+from typing import Any
 
 from coordinator.domain import lease as rules
 from coordinator.domain.audits.trust import Audit
@@ -34,14 +35,20 @@ class _Lost:
 
 
 class Leases:
-    """Which node holds what until when."""
+    """Which node holds what until when. ``changes``: how often somebody began to hold anything, or ceased to."""
 
     def __init__(self, context: Context) -> None:
         self._context = context
         self._live: dict[str, Lease] = {}
+        self._of_job: dict[str, dict[str, Lease]] = {}  # The live ones again, by job, and by node.
+        self._of_node: dict[str, dict[str, Lease]] = {}
+        self._standing_by: dict[str, Lease] = {}
         self._terms: dict[str, Term] = {}
         self._cut: dict[str, float] = {}
         self._lost: dict[str, _Lost] = {}
+        self._lost_of_job: dict[str, dict[str, _Lost]] = {}  # The lost ones again.
+        self._lost_of_node: dict[str, dict[str, _Lost]] = {}
+        self.changes = 0
         self._restoring: dict[str, str] = {}  # Lease -> node, of those whose worker died and that have its records.
         self._mostly_cut = 0.0
         self._looked = context.clock.now()
@@ -60,22 +67,34 @@ class Leases:
             lost += await tx.find(Lease, col(Lease.id).in_(names), ran_out) if names else []
         before, self._lost = self._lost, {}
         self._live, self._terms = {}, {}
+        self._of_job, self._of_node, self._standing_by = {}, {}, {}
+        self._lost_of_job, self._lost_of_node = {}, {}
+        self.changes += 1
         for lease in (*found, *lost):
             self.remember(lease)
-        self._lost |= {name: kept for name, kept in before.items() if name in self._lost}
+        for kept in [kept for name, kept in before.items() if name in self._lost]:
+            self._lose(kept)
 
     def remember(self, lease: Lease) -> None:
         """Take over a stored lease: a new one gets its term, an ended one loses it."""
         if lease.state == "ended":
-            self._live.pop(lease.id, None)
+            self.changes += self._live.pop(lease.id, None) is not None
+            self._standing_by.pop(lease.id, None)
+            _remove(self._of_job, lease.job, lease.id)
+            _remove(self._of_node, lease.node, lease.id)
             self._terms.pop(lease.id, None)
-            if lease.end == "expired" and self._context.config.return_seconds > 0:
-                self._lost.setdefault(lease.id, _Lost(lease, self._now()))
+            if lease.end == "expired" and self._context.config.return_seconds > 0 and lease.id not in self._lost:
+                self._lose(_Lost(lease, self._now()))
             return
+        self.changes += lease.id not in self._live
         if lease.id not in self._terms:
             expires = self._now() + self._context.config.lease_seconds
             self._terms[lease.id] = Term(lease.node, lease.fence, expires)
         self._live[lease.id] = lease
+        self._of_job.setdefault(lease.job, {})[lease.id] = lease
+        self._of_node.setdefault(lease.node, {})[lease.id] = lease
+        if lease.seat is None:
+            self._standing_by[lease.id] = lease
 
     def get(self, lease: str) -> Lease | None:
         """The live lease of this id."""
@@ -87,11 +106,15 @@ class Leases:
 
     def of_node(self, node: str) -> tuple[Lease, ...]:
         """Live leases of a node."""
-        return tuple(lease for lease in self._live.values() if lease.node == node)
+        return tuple(self._of_node.get(node, {}).values())
+
+    def of_job(self, job: str) -> tuple[Lease, ...]:
+        """Live leases of a job."""
+        return tuple(self._of_job.get(job, {}).values())
 
     def holds(self, node: str) -> bool:
         """Whether a node holds anything, or may come back with it."""
-        return bool(self.of_node(node) or self._lost_by(node))
+        return self.is_busy(node)
 
     def died(self, lease: str) -> bool:
         """Whether the holder of a lease has said that its worker died."""
@@ -101,9 +124,17 @@ class Leases:
         """Live leases that have a seat; spares have none."""
         return tuple(lease for lease in self._live.values() if lease.seat)
 
+    def standing_by(self) -> tuple[Lease, ...]:
+        """Live leases without a seat."""
+        return tuple(self._standing_by.values())
+
     def busy(self) -> frozenset[str]:
         """Nodes that hold anything, or may come back with something of theirs."""
-        return frozenset(lease.node for lease in (*self._live.values(), *(lost.lease for lost in self._lost.values())))
+        return frozenset({*self._of_node, *self._lost_of_node})
+
+    def is_busy(self, node: str) -> bool:
+        """Whether a node is one of those."""
+        return node in self._of_node or node in self._lost_of_node
 
     def renew(self, node: str, held: Iterable[HeldLease]) -> tuple[str, ...]:
         """Renew what the node names, which is all that it holds; returns what is not its (any more)."""
@@ -116,7 +147,7 @@ class Leases:
         }
         self.expire(pair.lease for pair in died)
         back = {pair.lease: pair for pair in named if (pair.lease, node, pair.fence) in self._lost_by(node)}
-        for lost in [lost for lost in self._lost.values() if lost.lease.node == node]:
+        for lost in tuple(self._lost_of_node.get(node, {}).values()):
             pair = back.get(lost.lease.id)
             if pair is None:
                 self.forget(lost.lease.id)  # Its worker is dead, and what it was to open with it.
@@ -134,19 +165,32 @@ class Leases:
         return live or (pair.lease, node, pair.fence) in self._lost_by(node)
 
     def _lost_by(self, node: str) -> set[tuple[str, str, int]]:
-        lost = [lost.lease for lost in self._lost.values() if lost.lease.node == node]
+        lost = [lost.lease for lost in self._lost_of_node.get(node, {}).values()]
         return {(lease.id, lease.node, lease.fence) for lease in lost}
+
+    def _lose(self, lost: _Lost) -> None:
+        self._lost[lost.lease.id] = lost
+        self._lost_of_job.setdefault(lost.lease.job, {})[lost.lease.id] = lost
+        self._lost_of_node.setdefault(lost.lease.node, {})[lost.lease.id] = lost
+        self.changes += 1
 
     # --- lost, and perhaps back -------------------------------------------------------------------------------------------
 
     def lost(self, job: str) -> tuple[Lease, ...]:
         """Leases of a job that ran out, and whose holders are awaited, or back."""
-        return tuple(lost.lease for lost in self._lost.values() if lost.lease.job == job)
+        return tuple(lost.lease for lost in self._lost_of_job.get(job, {}).values())
 
     def back_with(self, node: str | None = None) -> tuple[Lease, ...]:
         """Lost leases that their holders, or this one, have come back with."""
+        return self._back(self._lost if node is None else self._lost_of_node.get(node, {}))
+
+    def back_in(self, job: str) -> tuple[Lease, ...]:
+        """Those of a job."""
+        return self._back(self._lost_of_job.get(job, {}))
+
+    def _back(self, some: Mapping[str, _Lost]) -> tuple[Lease, ...]:
         now = self._now()
-        return tuple(lost.lease for lost in self._lost.values() if lost.until > now and node in (None, lost.lease.node))
+        return tuple(lost.lease for lost in some.values() if lost.until > now)
 
     def restoring(self, node: str | None = None) -> tuple[Lease, ...]:
         """Lost leases whose holders, or this one, are here, and make another worker of their records."""
@@ -172,13 +216,16 @@ class Leases:
 
     def forget(self, lease: str) -> None:
         """Nobody is awaited with this lease any more."""
-        self._lost.pop(lease, None)
+        if (lost := self._lost.pop(lease, None)) is not None:
+            _remove(self._lost_of_job, lost.lease.job, lease)
+            _remove(self._lost_of_node, lost.lease.node, lease)
+            self.changes += 1
         self._restoring.pop(lease, None)
 
     def forget_all(self, node: str) -> None:
         """A node has left for good."""
-        for lost in [lost for lost in self._lost.values() if lost.lease.node == node]:
-            self.forget(lost.lease.id)
+        for lease in tuple(self._lost_of_node.get(node, ())):
+            self.forget(lease)
 
     # --- ends -------------------------------------------------------------------------------------------------------------
 
@@ -221,8 +268,8 @@ class Leases:
 
     def share_a_job(self, one: str, other: str) -> bool:
         """Whether two nodes are in the plan of one job."""
-        jobs = {lease.job for lease in self._live.values() if lease.node == one and lease.seat}
-        return any(lease.job in jobs for lease in self._live.values() if lease.node == other and lease.seat)
+        jobs = {lease.job for lease in self.of_node(one) if lease.seat}
+        return any(lease.job in jobs for lease in self.of_node(other) if lease.seat)
 
     def _now(self) -> float:
         """Seconds for which this process has attended to its nodes."""
@@ -233,3 +280,12 @@ class Leases:
         self._attended += min(passed, longest)
         self._looked = now
         return self._attended
+
+
+def _remove(index: dict[str, dict[str, Any]], key: str, lease: str) -> None:
+    """Take a lease out of an index; who has none left is not in it."""
+    held = index.get(key)
+    if held is not None:
+        held.pop(lease, None)
+        if not held:
+            del index[key]

@@ -6,9 +6,9 @@ and outbox are in the database together, and only then is anybody told.
 
 import asyncio
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -23,12 +23,22 @@ from coordinator.domain.lease import Lease, LeaseEnd
 from coordinator.domain.rounds import round as rounds
 from coordinator.domain.rounds.run import Run
 from coordinator.domain.serving import sketch_key
-from coordinator.errors import NotFoundError
+from coordinator.errors import StoreAwayError
+from coordinator.metrics import Metrics
 from coordinator.services.core import notifications
 from coordinator.services.core.context import Context
-from coordinator.services.core.domain_events import DomainEvent, LedgerRowQueued, OutcomeChanged, SharesMayBeDue
+from coordinator.services.core.domain_events import (
+    DomainEvent,
+    LedgerRowQueued,
+    OutcomeChanged,
+    PaymentConfirmed,
+    SharesMayBeDue,
+)
+from coordinator.services.core.errands import MAX_SHARING, Errand, Errands
+from coordinator.services.core.kept_jobs import KeptJob, KeptJobs, in_order
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import log_of
+from coordinator.store.noticing import NoticingStore, unnoticed
 from coordinator.store.ports import R, Transaction, col
 from coordinator.store.records import DisputeRecord, EventRecord, MetricRecord, OutboxRecord, RunRecord
 from ledger import events as ledger_events
@@ -36,6 +46,13 @@ from protocol.models.weights import WEIGHT_INDEX
 from protocol.task import AwaitStages, ExpectPeers, JoinStages, Member, Plan, TaskCommand
 
 Event = TypeVar("Event", bound=DomainEvent)
+T = TypeVar("T")
+Kept = TypeVar("Kept", Lease, Audit, DisputeRecord)
+
+MAX_FAULTY = 1_024  # Jobs that are known to have failed; beyond that all are tried together again.
+
+# What follows of these concerns their own job, and can wait until others are done.
+_QUIET = (LedgerRowQueued, OutcomeChanged, PaymentConfirmed, SharesMayBeDue)
 
 
 class UnitOfWork:
@@ -43,10 +60,13 @@ class UnitOfWork:
 
     Attributes:
         leases: the live ones. ``granted`` and ``ended``: what this work did to them. ``returned``: those that ran out, and whose
-            holders are back to open what was drawn of them.
+            holders are back to open what was drawn of them; ``loaded``: as they were.
         audits: those that are not over. ``concluded``: those that have just ended.
         disputes: those that are not over, by their audit. ``ended_disputes``: those that have just ended.
         disputed: open audits of which there is a dispute, or was.
+        figures: what counters and histograms are to be told once this is stored.
+        moved_memory: something beside this work remembers a step of it that cannot be taken twice: it is stored before another
+            job is worked on, whose fault would have all of it done again.
     """
 
     def __init__(
@@ -64,6 +84,7 @@ class UnitOfWork:
         self.run = run
         self.leases = {lease.id: lease for lease in leases}
         self.returned = {lease.id: lease for lease in returned}
+        self.loaded = tuple(returned)
         self.audits = {audit.id: audit for audit in audits}
         self.now = context.clock.time()
         self.ended: list[Lease] = []
@@ -72,11 +93,13 @@ class UnitOfWork:
         self.disputes: dict[str, DisputeRecord] = {}
         self.ended_disputes: list[DisputeRecord] = []
         self.disputed: set[str] = set()
+        self.moved_memory = False
         self._looked_up: tuple[list[Audit], dict[str, list[Audit]]] = ([], {})
         self._context = context
         self._events: list[EventRecord] = []
         self._outbox: list[OutboxRecord] = []
         self._metrics: list[MetricRecord] = []
+        self.figures: list[Callable[[Metrics], None]] = []
         self._recorded: list[DomainEvent] = []
         self._taken: Counter[type[DomainEvent]] = Counter()
 
@@ -121,6 +144,14 @@ class UnitOfWork:
         """Add a point to a chart of the job."""
         self._metrics.append(record)
 
+    def count(self, name: str, by: int = 1) -> None:
+        """Add to one of the coordinator's counters once this is stored: what is done again counts once."""
+        self.figures.append(lambda metrics: metrics.count(name, by))
+
+    def observe(self, name: str, value: float) -> None:
+        """Put a value into a histogram, likewise."""
+        self.figures.append(lambda metrics: metrics.observe(name, value))
+
     def memo(self, key: str, event: ledger_events.Event) -> None:
         """Write a lifecycle event on the ledger."""
         text = ledger_events.encode(event)
@@ -152,6 +183,7 @@ class UnitOfWork:
         )
         self.leases[lease.id] = lease
         self.granted.append(lease)
+        self.count("leases_granted_total")
         return lease
 
     def end(self, lease: str, how: LeaseEnd, reason: str = "") -> None:
@@ -255,6 +287,12 @@ class UnitOfWork:
         return self._looked_up[1].get(lease, [])
 
     @property
+    def is_quiet(self) -> bool:
+        """Whether others may be worked on before this is stored: nobody was given or lost a place, and it can be done again."""
+        known_at_once = self.granted or self.ended or self.moved_memory
+        return not known_at_once and all(isinstance(event, _QUIET) for event in self._recorded)
+
+    @property
     def events(self) -> tuple[EventRecord, ...]:
         """Lines added so far."""
         return tuple(self._events)
@@ -270,13 +308,34 @@ class UnitOfWork:
         return tuple(self._metrics)
 
 
+class _Opened(NamedTuple):
+    """A job on the desk, and as it was before."""
+
+    work: UnitOfWork
+    before: KeptJob
+    missed: Sequence[Lease]
+
+
+class _Shared(NamedTuple):
+    """What was done in one transaction: works, what was made of them, what errands came to; and who is ``left``."""
+
+    done: list[tuple[_Opened, KeptJob]]
+    answers: list[tuple[Errand[Any], Any]]
+    left: list[Errand[Any]]
+
+
 class JobDesk:
-    """Opens one job at a time. Who asked for it is called after each commit, before anybody else gets the desk."""
+    """Opens jobs, in one transaction at a time. Who asked for it is called after each commit, before anybody gets the desk."""
 
     def __init__(self, context: Context, leases: Leases) -> None:
         self._context = context
         self._leases = leases
         self._turn = asyncio.Lock()
+        self._errands = Errands(self._carry)
+        self._kept = KeptJobs(isinstance(context.store, NoticingStore))
+        self._faulty: set[str] = set()  # Jobs whose last work failed: they share no transaction until one is stored.
+        if isinstance(context.store, NoticingStore):
+            context.store.on_change(self._kept.forget)
         self._listeners: list[Callable[[UnitOfWork], None]] = []
         self._handlers: list[tuple[type[DomainEvent], Callable[[UnitOfWork, Any], None]]] = []
 
@@ -291,6 +350,14 @@ class JobDesk:
         """
         self._handlers.append((kind, handler))
 
+    def forget(self) -> None:
+        """Read every job anew: the store was away, or somebody else's."""
+        self._kept.forget(None)
+
+    async def close(self) -> None:
+        """Before the store is closed: end what is under way."""
+        await self._errands.close()
+
     @asynccontextmanager
     async def open(self, job: str) -> AsyncIterator[UnitOfWork]:
         """Load a job; store what the body made of it.
@@ -301,94 +368,203 @@ class JobDesk:
         async with self._turn:
             with about(job=job):
                 async with self._context.store.transaction() as tx:
-                    work, before = await self._load(tx, job)
-                    missed = await self._missed(tx, work)
-                    yield work
-                    if work.job != before.job:
-                        self._context.job_sums.changed(before.job)
-                    await _save(work, before)
-                for lease in (*missed, *work.leases.values(), *work.ended):
-                    self._leases.remember(lease)
-                for listener in self._listeners:
-                    listener(work)
-                for kind, handler in self._handlers:
-                    for event in work.recorded(kind):
-                        handler(work, event)
-                self._context.bus.publish(job)
+                    self._kept.begin()
+                    opened = await self._load(tx, job)
+                    yield opened.work
+                    after = await self._save(opened)
+                self._stored(opened, after)
+
+    def ask(
+        self,
+        job: str,
+        act: Callable[[UnitOfWork], Awaitable[T]],
+        then: Callable[[UnitOfWork], Awaitable[None]] | None = None,
+    ) -> "asyncio.Future[T]":
+        """Have something done with a job soon, in a transaction that others may share.
+
+        It may be done again as if it had not been tried: what it does beside changing its work must bear that.
+
+        Args:
+            then: done after all that is asked of this job in the same transaction, once.
+        Returns:
+            what ``act`` has returned, once it is stored; or why nothing of it is.
+        """
+        errand = Errand(job, act, then)
+        self._errands.add(errand)
+        return errand.done
+
+    async def _carry(self) -> None:
+        """Do what has waited longest."""
+        async with self._turn:
+            errands = self._errands.take(MAX_SHARING)
+            if errands and errands[0].job in self._faulty:
+                self._errands.put_back([errand for errand in errands if errand.job != errands[0].job])
+                errands = [errand for errand in errands if errand.job == errands[0].job]
+            if errands:
+                await self._attempt(errands)
+
+    async def _attempt(self, errands: Sequence[Errand[Any]]) -> None:
+        """Whoever asked is told, whatever happens."""
+        try:
+            await self._try(errands)
+        except Exception as error:  # noqa: BLE001 - the boundary of one errand: whoever asked for it is told.
+            for errand in errands:
+                errand.fail(error)
+        except BaseException as error:
+            for errand in errands:
+                errand.fail(error)
+            raise
+
+    async def _try(self, errands: Sequence[Errand[Any]]) -> None:
+        """Together; where that fails each by itself, so that nobody's fault is another's."""
+        try:
+            shared = await self._together(errands)
+        except StoreAwayError:
+            raise
+        except Exception:
+            if len(errands) == 1:
+                raise
+            await self._one_by_one(errands)
+            return
+        self._errands.put_back(shared.left)
+        self._conclude(shared)
+
+    async def _one_by_one(self, errands: Sequence[Errand[Any]]) -> None:
+        """Each in a transaction of its own. Where the store goes away, nobody else waits for it in turn."""
+        for errand in errands:
+            # Who asked for several, and has heard that one failed, takes back what comes after it.
+            await asyncio.sleep(0)
+            if errand.done.done():
+                continue
+            try:
+                await self._try([errand])
+            except StoreAwayError:
+                raise
+            except Exception as error:  # noqa: BLE001 - as above.
+                errand.fail(error)
+
+    async def _together(self, errands: Sequence[Errand[Any]]) -> _Shared:
+        """In one transaction, up to a work that others must know of before they are worked on."""
+        by_job: dict[str, list[Errand[Any]]] = {}
+        for errand in errands:
+            by_job.setdefault(errand.job, []).append(errand)
+        shared = _Shared([], [], [])
+        async with self._context.store.transaction() as tx:
+            self._kept.begin()
+            while by_job and all(opened.work.is_quiet for opened, _ in shared.done[-1:]):
+                job = next(iter(by_job))
+                if job in self._faulty and shared.done:
+                    break
+                await self._done(tx, job, by_job.pop(job), shared)
+        self._faulty.difference_update(opened.work.job.id for opened, _ in shared.done)
+        shared.left.extend(errand for waiting in by_job.values() for errand in waiting)
+        return shared
+
+    async def _done(self, tx: Transaction, job: str, asked: Sequence[Errand[Any]], shared: _Shared) -> None:
+        """All that is asked of one job."""
+        try:
+            opened = await self._load(tx, job)
+            for errand in asked:
+                shared.answers.append((errand, await errand.carry_out(opened.work)))
+            for errand in {errand.then: errand for errand in asked}.values():
+                await errand.follow_up(opened.work)
+            shared.done.append((opened, await self._save(opened)))
+        except Exception as error:
+            if not isinstance(error, StoreAwayError):
+                self._faulty = {job, *self._faulty} if len(self._faulty) < MAX_FAULTY else {job}
+            raise
+
+    def _conclude(self, shared: _Shared) -> None:
+        """It is stored, and never done again: tell everybody. A fault in telling of one job keeps no other from being told of."""
+        for opened, after in shared.done:
+            try:
+                self._stored(opened, after)
+            except Exception as error:  # noqa: BLE001 - whoever asked is told, as where a job was opened.
+                for errand, _ in shared.answers:
+                    if errand.job == opened.work.job.id:
+                        errand.fail(error)
+        for errand, answer in shared.answers:
+            errand.succeed(answer)
+
+    def _stored(self, opened: _Opened, after: KeptJob) -> None:
+        work = opened.work
+        self._kept.keep(after)
+        for lease in (*opened.missed, *work.leases.values(), *work.ended):
+            self._leases.remember(lease)
+        for figure in work.figures:
+            figure(self._context.metrics)
+        for listener in self._listeners:
+            listener(work)
+        for kind, handler in self._handlers:
+            for event in work.recorded(kind):
+                handler(work, event)
+        self._context.bus.publish(work.job.id)
 
     async def _missed(self, tx: Transaction, work: UnitOfWork) -> Sequence[Lease]:
         """Leases that have ended without a word: a commit that was stored, and of which nobody could be told."""
-        live = tuple(
-            lease.id for lease in self._leases.live() if lease.job == work.job.id and lease.id not in work.leases
-        )
+        live = tuple(lease.id for lease in self._leases.of_job(work.job.id) if lease.id not in work.leases)
         return await tx.find(Lease, col(Lease.id).in_(live)) if live else ()
 
-    async def _load(self, tx: Transaction, job: str) -> tuple[UnitOfWork, "_Before"]:
-        try:
-            stored = await tx.get(Job, job)
-        except NotFoundError:
-            raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", field="job") from None
-        runs = await tx.find(RunRecord, col(RunRecord.job).equals(job))
-        leases = await tx.find(Lease, col(Lease.job).equals(job), col(Lease.state).in_(("starting", "ready")))
-        audits = await tx.find(
-            Audit, col(Audit.job).equals(job), col(Audit.state).in_(("drawn", "opening", "showing", "replaying"))
-        )
-        back = tuple(lease.id for lease in self._leases.back_with() if lease.job == job)
+    async def _load(self, tx: Transaction, job: str) -> _Opened:
+        kept = await self._kept.take(tx, job)
+        back = tuple(lease.id for lease in self._leases.back_in(job))
         returned = await tx.find(Lease, col(Lease.id).in_(back)) if back else []
-        work = UnitOfWork(self._context, tx, stored, runs[0].run if runs else None, leases, audits, returned)
-        for record in await tx.find(
-            DisputeRecord, col(DisputeRecord.job).equals(job), col(DisputeRecord.over).equals(False)
-        ):
-            work.disputes[record.id] = record
-        judged = tuple(audit.id for audit in audits if audit.state == "replaying")
-        known = await tx.find(DisputeRecord, col(DisputeRecord.id).in_(judged)) if judged else []
-        work.disputed = {record.id for record in known}
-        before = _Before(
-            stored,
-            runs[0] if runs else None,
-            dict(work.leases),
-            dict(work.returned),
-            dict(work.audits),
-            dict(work.disputes),
-        )
-        return work, before
+        run = None if kept.run is None else kept.run.run
+        work = UnitOfWork(self._context, tx, kept.job, run, kept.leases, kept.audits, returned)
+        work.disputes = {record.id: record for record in kept.disputes}
+        work.disputed = {audit.id for audit in kept.audits if audit.state == "replaying"} & kept.disputed
+        return _Opened(work, kept, await self._missed(tx, work))
+
+    async def _save(self, opened: _Opened) -> KeptJob:
+        work, before = opened.work, opened.before
+        if work.job != before.job:
+            self._context.job_sums.changed(before.job)
+        return await _save(unnoticed(work.tx), work, before)
 
 
-class _Before(msgspec.Struct, frozen=True):
-    job: Job
-    run: RunRecord | None
-    leases: dict[str, Lease]
-    returned: dict[str, Lease]
-    audits: dict[str, Audit]
-    disputes: dict[str, DisputeRecord]
-
-
-async def _save(work: UnitOfWork, before: _Before) -> None:
+async def _save(tx: Transaction, work: UnitOfWork, before: KeptJob) -> KeptJob:
+    """Store what was made of a job; returns it as it is stored now."""
     if work.job != before.job:
-        work.job = await work.tx.update(work.job)
-    if work.run is not None and before.run is None:
-        await work.tx.insert(RunRecord(work.job.id, work.run))
-    elif work.run is not None and before.run is not None and work.run != before.run.run:
-        await work.tx.update(msgspec.structs.replace(before.run, run=work.run))
-    ended = {lease.id: lease for lease in work.ended}
-    await _save_all(work.tx, ended, before.leases)
-    await _save_all(work.tx, {audit.id: audit for audit in work.concluded}, before.audits)
-    await _save_all(work.tx, {record.id: record for record in work.ended_disputes}, before.disputes)
-    work.disputes |= await _save_all(work.tx, work.disputes, before.disputes)
-    work.leases |= await _save_all(work.tx, work.leases, before.leases)
-    await _save_all(work.tx, work.returned, before.returned)
-    work.audits |= await _save_all(work.tx, work.audits, before.audits)
-    for added in (*work.events, *map(log_of, work.events), *work.outbox, *work.metrics):
-        await work.tx.insert(added)
-    await notifications.queue(work.tx, work.job, work.events)
+        work.job = await tx.update(work.job, before.job)
+    run = before.run
+    if work.run is not None and run is None:
+        run = await tx.insert(RunRecord(work.job.id, work.run))
+    elif work.run is not None and run is not None and work.run is not run.run and work.run != run.run:
+        run = await tx.update(msgspec.structs.replace(run, run=work.run), run)
+    leases, audits = _by_id((*before.leases, *work.loaded)), _by_id(before.audits)
+    disputes = _by_id(before.disputes)
+    await _save_all(tx, _by_id(work.ended), leases)
+    await _save_all(tx, _by_id(work.concluded), audits)
+    await _save_all(tx, _by_id(work.ended_disputes), disputes)
+    work.disputes |= await _save_all(tx, work.disputes, disputes)
+    work.leases |= await _save_all(tx, work.leases, leases)
+    await _save_all(tx, work.returned, leases)
+    work.audits |= await _save_all(tx, work.audits, audits)
+    for record in work.outbox:
+        await tx.insert(record)
+    for added in (work.events, tuple(map(log_of, work.events)), work.metrics):
+        await tx.insert_all(added)
+    await notifications.queue(tx, work.job, work.events)
+    return KeptJob(
+        work.job,
+        run,
+        in_order(work.leases.values()),
+        in_order(work.audits.values()),
+        in_order(work.disputes.values()),
+        frozenset((before.disputed | work.disputed) & work.audits.keys()),
+    )
+
+
+def _by_id(records: Iterable[Kept]) -> dict[str, Kept]:
+    return {record.id: record for record in records}
 
 
 async def _save_all(tx: Transaction, records: Mapping[str, R], before: Mapping[str, R]) -> dict[str, R]:
-    """Store what is new or has changed; returns it as stored."""
-    stored: dict[str, R] = {}
-    for key, record in records.items():
-        if key not in before:
-            stored[key] = await tx.insert(record)
-        elif record != before[key]:
-            stored[key] = await tx.update(record)
-    return stored
+    """Store what is new or has changed; returns that as stored."""
+    new = {key: record for key, record in records.items() if key not in before}
+    await tx.insert_all(tuple(new.values()))
+    changed = [
+        key for key, record in records.items() if key in before and record is not before[key] and record != before[key]
+    ]
+    after = await tx.update_all([records[key] for key in changed], [before[key] for key in changed])
+    return new | dict(zip(changed, after, strict=True))

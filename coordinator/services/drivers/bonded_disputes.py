@@ -17,7 +17,7 @@ from coordinator.domain.audits.trust import Audit
 from coordinator.errors import NotFoundError
 from coordinator.services.audits.disputes import evidence_digest
 from coordinator.services.audits.evidence import place_of
-from coordinator.services.audits.sampling import Drawing
+from coordinator.services.audits.sampling import AuditSampling
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.payments.chain import ChainPort
@@ -38,10 +38,10 @@ Ruled = tuple[Literal["upheld", "rejected"], str]
 LOG = logging.getLogger(__name__)
 
 
-class Bonds:
+class BondedDisputes:
     """Looks for bonded disputes, has what they accuse audited, and queues their verdicts."""
 
-    def __init__(self, context: Context, desk: JobDesk, chain: ChainPort, drawing: Drawing) -> None:
+    def __init__(self, context: Context, desk: JobDesk, chain: ChainPort, drawing: AuditSampling) -> None:
         self._context = context
         self._desk = desk
         self._chain = chain

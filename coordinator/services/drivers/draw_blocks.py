@@ -3,9 +3,10 @@
 import asyncio
 import contextlib
 import logging
+from functools import partial
 
 from coordinator.services.audits.evidence import seal_of
-from coordinator.services.audits.sampling import Drawing
+from coordinator.services.audits.sampling import AuditSampling
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.payments.chain import ChainPort
@@ -19,10 +20,10 @@ POLL_S = 0.4  # A slot.
 LOG = logging.getLogger(__name__)
 
 
-class Beacons:
+class DrawBlocks:
     """Asks the ledger for what open draws wait for."""
 
-    def __init__(self, context: Context, desk: JobDesk, drawing: Drawing, runs: Runs, chain: ChainPort) -> None:
+    def __init__(self, context: Context, desk: JobDesk, drawing: AuditSampling, runs: Runs, chain: ChainPort) -> None:
         self._context = context
         self._desk = desk
         self._drawing = drawing
@@ -65,13 +66,16 @@ class Beacons:
                 after = await self._slot(seal)
                 if after is None:
                     continue
-                async with self._desk.open(job) as work:
-                    await self._drawing.note_slot(work, epoch, number, after)
+                await self._desk.ask(job, partial(self._note, epoch, number, after))
             found = await self._chain.block_after(after)
             if found is not None:
-                async with self._desk.open(job) as work:
-                    await self._drawing.draw(work, epoch, number, *found)
-                    await self._runs.advance(work)
+                await self._desk.ask(job, partial(self._draw, epoch, number, found), self._runs.advance)
+
+    async def _note(self, epoch: int, number: int, slot: int, work: UnitOfWork) -> None:
+        await self._drawing.note_slot(work, epoch, number, slot)
+
+    async def _draw(self, epoch: int, number: int, block: tuple[int, str], work: UnitOfWork) -> None:
+        await self._drawing.draw(work, epoch, number, *block)
 
     async def _slot(self, seal: OutboxRecord | None) -> int | None:
         """After which slot the draw's block comes: that of the memo with the commitments, which nobody can choose afterwards.

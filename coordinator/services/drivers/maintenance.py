@@ -13,7 +13,7 @@ from coordinator.services.audits.late_openings import Returns
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
-from coordinator.services.drivers.node_protocol import Conversation
+from coordinator.services.drivers.node_protocol import NodeProtocol
 from coordinator.services.payments.escrows import ESCROW_MARGIN
 from coordinator.services.payments.funding import FundingService
 from coordinator.services.recovery.keepers import RecordKeepers
@@ -24,13 +24,14 @@ from ledger.errors import LedgerError
 
 MAX_ASSEMBLIES = 3  # Tries; a model that cannot be put together three times has damaged checkpoints.
 ESCROW_POLL_S = 3.0
+TOGETHER = 16  # Jobs that are looked at in one transaction: what nodes report comes in between.
 LOOKS = 5  # Looking at all jobs takes one part in so many of the time at most: 250 jobs take a second.
 MAX_POLLED = 20  # Escrows looked for at a time: of jobs that wait for one, and of unfunded ended ones, in turn.
 
 LOG = logging.getLogger(__name__)
 
 
-class Upkeep:
+class Maintenance:
     """The coordinator's regular rounds."""
 
     def __init__(
@@ -38,7 +39,7 @@ class Upkeep:
         context: Context,
         desk: JobDesk,
         leases: Leases,
-        conversation: Conversation,
+        conversation: NodeProtocol,
         runs: Runs,
         funding: FundingService,
         models: ModelWorkshop,
@@ -67,7 +68,7 @@ class Upkeep:
             jobs = await tx.find(Job, col(Job.state).in_(tuple(sorted(LIVE))))
         for job in jobs:
             if job.state is not JobState.CREATED:
-                await self._guarded(job.id, self._resume)
+                await self._guarded(job.id, self._desk.ask(job.id, self._resume))
 
     async def tick(self) -> None:
         """Everything that is due now."""
@@ -82,7 +83,7 @@ class Upkeep:
         while True:
             await self._expire_leases()
             if (began := clock.now()) >= due:
-                await self._look_at_jobs()
+                await self._look_at_jobs(self._context.config.tick_seconds)
                 due = clock.now() + (LOOKS - 1) * (clock.now() - began)
             await self._tell()
             await clock.sleep(self._context.config.tick_seconds)
@@ -92,14 +93,18 @@ class Upkeep:
             held = self._leases.get(lease)
             if held is None:
                 continue
-            self._context.metrics.count("leases_expired_total")
             async with self._desk.open(held.job) as work:
                 await self._expire(held, work)
         await self._returns.attend()
 
-    async def _look_at_jobs(self) -> None:
-        for job in sorted(self._active, key=lambda job: (self._active[job], job)):  # Who came first is served first.
-            await self._guarded(job, self._advance)
+    async def _look_at_jobs(self, seconds: float = 0.0) -> None:
+        """At those that nobody has looked at for so long."""
+        due = [job for job in self._active if self._runs.is_due(job, seconds)]
+        due.sort(key=lambda job: (self._active[job], job))  # Who came first is served first.
+        for at in range(0, len(due), TOGETHER):
+            asked = [(job, self._desk.ask(job, self._advance)) for job in due[at : at + TOGETHER]]
+            for job, done in asked:
+                await self._guarded(job, done)
 
     async def _tell(self) -> None:
         await self._conversation.flush()
@@ -155,9 +160,9 @@ class Upkeep:
             paused = await tx.find(Job, col(Job.state).equals(JobState.PAUSED))
         for job in paused:
             if job.deadline < self._context.clock.time():
-                await self._guarded(job.id, self._end_paused)
+                await self._guarded(job.id, self._desk.ask(job.id, self._end_paused))
             elif job.halt == "":
-                await self._guarded(job.id, self._go_on)
+                await self._guarded(job.id, self._desk.ask(job.id, self._go_on))
 
     async def _end_paused(self, work: UnitOfWork) -> None:
         if work.job.state is not JobState.PAUSED:
@@ -230,11 +235,10 @@ class Upkeep:
             LOG.warning("job %s: its chat template was not looked at: %s", job.id, error.detail)
             return ""
 
-    async def _guarded(self, job: str, act: Callable[[UnitOfWork], Awaitable[None]]) -> None:
-        """Open a job and act; a fault in one job must not stop the others, and what failed is not stored."""
+    async def _guarded(self, job: str, done: Awaitable[None]) -> None:
+        """Wait until something is done with a job; a fault in one must not stop the others, and what failed is not stored."""
         try:
-            async with self._desk.open(job) as work:
-                await act(work)
+            await done
         except StoreAwayError:
             raise
         except Exception:  # The boundary of one job: logged whole, tried again at the next turn.
@@ -248,6 +252,7 @@ class Upkeep:
         await self._runs.advance(work)
 
     async def _expire(self, held: Lease, work: UnitOfWork) -> None:
+        work.count("leases_expired_total")
         self._conversation.final_traffic(work)
         away, silence = self._leases.was_cut(held.node), self._context.config.lease_seconds
         heard = f"has not been heard of for {silence:g} s"
@@ -263,6 +268,8 @@ class Upkeep:
             self._active[work.job.id] = work.job.created
         else:
             self._active.pop(work.job.id, None)
+            self._runs.ended(work.job.id)
+            self._assembling.discard(work.job.id)
         trained = work.job.state is JobState.VERIFYING and work.job.spec.trains
         if trained and work.job.model is None and work.job.id not in self._assembling:
             self._assembling.add(work.job.id)

@@ -1,6 +1,6 @@
 """What is said over the nodes' connections: each message has its effect stored before it is acknowledged."""
 
-from collections.abc import Sequence
+from functools import partial
 from typing import TypeGuard, assert_never
 
 import msgspec
@@ -100,16 +100,15 @@ MAX_UNSAVED_METRICS = 10_000
 
 
 def together(one: NodeMessage, other: NodeMessage) -> bool:
-    """Whether two messages are answers about audits under one lease: many come at a time, and are one change of the job."""
-    return _answers(one) and _answers(other) and (one.lease, one.fence) == (other.lease, other.fence)
+    """Whether two messages are reports under one lease that are to be stored: many come at a time, and are one change."""
+    return _is_stored(one) and _is_stored(other) and (one.lease, one.fence) == (other.lease, other.fence)
 
 
-def _answers(message: NodeMessage) -> TypeGuard[Report]:
-    kinds = OpeningMade | StepOpened | LeafShown | AuditReport | BisectAnswer
-    return isinstance(message, Report) and message.seq > 0 and isinstance(message.body, kinds)
+def _is_stored(message: NodeMessage) -> TypeGuard[Report]:
+    return isinstance(message, Report) and message.seq > 0
 
 
-class Conversation:
+class NodeProtocol:
     """Understands nodes and answers them."""
 
     def __init__(
@@ -252,43 +251,46 @@ class Conversation:
             return
         reports = [await self._results.kept(lease, one) for one in (report, *more)]
         with tracing.span(f"report {type(report.body).__name__}", parent_of(lease.job, report), job=lease.job):
-            stored = await self._store(session, lease, reports)
-        if stored is not None:
-            session.send(Acknowledged(report.lease, stored))
+            # Each is an errand of its own, so that one that fails harms none before it.
+            asked = [
+                self._desk.ask(lease.job, partial(self._store, session, lease, one), self._runs.advance)
+                for one in reports
+            ]
+            stored = None
+            try:
+                for done in asked:
+                    stored = await done or stored
+            finally:
+                if stored is not None:
+                    session.send(Acknowledged(report.lease, stored))
+                for done in asked:
+                    done.cancel()  # Behind one that failed, or once the connection is over, they are said again.
 
-    async def _store(self, session: NodeSession, known: Lease, reports: Sequence[Report]) -> int | None:
-        """Give reports of a lease their effect, once; returns the last number that is stored, None where none was."""
-        stored, taken = None, 0
-        async with self._desk.open(known.job) as work:
-            for report in reports:
-                own = work.leases if known.id in work.leases else work.returned
-                lease = own.get(known.id)
-                if lease is None:
-                    break
-                stored = lease.seq
-                if report.seq <= lease.seq:
-                    self._context.metrics.count("reports_stale_total")
-                    continue
-                if report.seq != lease.seq + 1 and lease.seq != TAKES_ANY:
-                    session.close(f"report {report.seq} of lease {lease.id} came after {lease.seq}: one is missing")
-                    stored = None
-                    break
-                traffic = self._traffic.get(lease.id, lease.traffic)
-                own[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
-                body = await self._doors.believed(work.tx, lease.id, report.body)
-                if own is work.returned:
-                    self._take_late(work, lease.id, body)
-                else:
-                    self._take(work, lease.id, msgspec.structs.replace(report, body=body))
-                if isinstance(report.body, StepChallenge) and own is work.leases:
-                    await self._runs.challenge(work, lease.id, report.body)
-                if isinstance(body, ElementsMoved) and own is work.leases and work.job.spec.array is not None:
-                    await self._runs.arrays.moved(work, work.leases[lease.id], body)
-                stored, taken = report.seq, taken + 1
-            if taken:
-                await self._runs.advance(work)
-        self._context.metrics.count("reports_total", taken)
-        return stored
+    async def _store(self, session: NodeSession, known: Lease, report: Report, work: UnitOfWork) -> int | None:
+        """Give a report of a lease its effect, once; returns the last number that is stored, None where none is."""
+        own = work.leases if known.id in work.leases else work.returned
+        lease = own.get(known.id)
+        if lease is None:
+            return None
+        if report.seq <= lease.seq:
+            work.count("reports_stale_total")
+            return lease.seq
+        if report.seq != lease.seq + 1 and lease.seq != TAKES_ANY:
+            session.close(f"report {report.seq} of lease {lease.id} came after {lease.seq}: one is missing")
+            return None
+        traffic = self._traffic.get(lease.id, lease.traffic)
+        own[lease.id] = msgspec.structs.replace(lease, seq=report.seq, traffic=traffic)
+        body = await self._doors.believed(work.tx, lease.id, report.body)
+        if own is work.returned:
+            self._take_late(work, lease.id, body)
+        else:
+            self._take(work, lease.id, msgspec.structs.replace(report, body=body))
+        if isinstance(report.body, StepChallenge) and own is work.leases:
+            await self._runs.challenge(work, lease.id, report.body)
+        if isinstance(body, ElementsMoved) and own is work.leases and work.job.spec.array is not None:
+            await self._runs.arrays.moved(work, work.leases[lease.id], body)
+        work.count("reports_total")
+        return report.seq
 
     def _take(self, work: UnitOfWork, lease: str, report: Report) -> None:
         body = report.body
@@ -349,16 +351,17 @@ class Conversation:
             case LeafShown():
                 self._verification.shown(work, lease, body)
             case TaskFailed():
+                work.moved_memory = True
                 self._leases.forget(lease)
             case _:
-                self._context.metrics.count("reports_stale_total")
+                work.count("reports_stale_total")
 
     def _ready(self, work: UnitOfWork, lease: Lease, body: TaskReady | ArrayReady) -> None:
         if isinstance(body, ArrayReady):
             self._runs.arrays.ready(work, lease, body)
             return
         if lease.state != "starting":
-            self._context.metrics.count("reports_stale_total")  # What a worker is, it says once.
+            work.count("reports_stale_total")  # What a worker is, it says once.
             return
         if lease.seat and work.job.spec.trains and not self._watching.seats(work.job.spec.training, body.env_class):
             work.note("unused", f"node {lease.node} loses its seat: {UNSEEN}")
@@ -485,18 +488,20 @@ class Conversation:
 
     async def _tell_accounts(self) -> None:
         """Tell some jobs' nodes, the longest waiting first; the rest follows at the next turn."""
-        for job in list(self._untold)[:MAX_TOLD]:
-            nodes = self._untold.pop(job)
-            try:
-                async with self._context.store.transaction() as tx:
-                    accounts = await tallies.of_nodes(tx, job, nodes)
-            except StoreAwayError:
+        untold = {job: self._untold.pop(job) for job in list(self._untold)[:MAX_TOLD]}
+        if not untold:
+            return
+        try:
+            async with self._context.store.transaction() as tx:
+                told = [await tallies.of_nodes(tx, job, nodes) for job, nodes in untold.items()]
+        except StoreAwayError:
+            for job, nodes in untold.items():
                 self._stir(job, nodes)
-                raise
-            for node, account in accounts.items():
-                session = self._nodes.session(node)
-                if session is not None:
-                    session.account(account)
+            raise
+        for node, account in (pair for accounts in told for pair in accounts.items()):
+            session = self._nodes.session(node)
+            if session is not None:
+                session.account(account)
 
     def _on_promises(self, _work: UnitOfWork, event: SharesPromised) -> None:
         for session in self._nodes.sessions() if event.promised else ():
@@ -552,5 +557,5 @@ def _assignment(work: UnitOfWork, lease: Lease) -> Assign:
         stage=lease.stage,
         replica=lease.replica,
         plan=plan,
-        files=folder_of(work.job, len(plan.layers)),
+        files=folder_of(work.job, len(plan.layers), lease.stage),
     )

@@ -5,11 +5,12 @@ import math
 import msgspec
 
 from coordinator.domain import placement, pricing
-from coordinator.domain.privacy import PrivacyBudget, PrivacyBudgetError
+from coordinator.domain.privacy import MOST_RELEASES, PrivacyBudget, PrivacyBudgetError, least_noise, most_that
 from coordinator.services.artifacts.model_files import Model
 from coordinator.services.jobs.quotes import OPENING_LAMPORTS, document_problems, impossible
-from protocol.job.federated import MAX_SUMMED, FederatedSpec
+from protocol.job.federated import MAX_SUMMED, FederatedSpec, PrivacySpec
 from protocol.job.job import JobSpec
+from protocol.job.privacy_sum import keeps_to_budget, loss_error
 from protocol.models.model import ModelConfigError, inspect_config
 from protocol.rest.api import Quote
 from protocol.task import Layers
@@ -26,15 +27,18 @@ def settled(spec: JobSpec) -> JobSpec:
     federated = spec.federated
     if federated is None or federated.privacy is None:
         return spec
-    privacy, budget = federated.privacy, PrivacyBudget(federated.privacy.epsilon, federated.privacy.delta)
+    privacy, steps = federated.privacy, spec.training.inner_steps
+    budget = PrivacyBudget(privacy.epsilon, privacy.delta)
     noise = privacy.noise_multiplier
     if noise is None:
-        noise = math.ceil(budget.noise(federated.rounds) * DIGITS) / DIGITS  # For people; more of it will do, too.
+        sampled = privacy.per_example
+        least = _sampled_noise(privacy, budget, federated.rounds, steps) if sampled else budget.noise(federated.rounds)
+        noise = math.ceil(least * DIGITS) / DIGITS  # For people; more of it will do, too.
     try:
         privacy = msgspec.structs.replace(privacy, noise_multiplier=noise)
     except ValueError as error:
         raise PrivacyBudgetError(str(error), "federated.privacy") from error
-    most = budget.rounds(noise)
+    most = _sampled_rounds(privacy, steps) if privacy.per_example else budget.rounds(noise)
     if most < federated.rounds:
         raise PrivacyBudgetError(
             f"with noise {noise:g}, epsilon {privacy.epsilon:g} at delta {privacy.delta:g} allows {most} rounds, and "
@@ -42,6 +46,25 @@ def settled(spec: JobSpec) -> JobSpec:
         )
     privacy = msgspec.structs.replace(privacy, most_rounds=most)
     return msgspec.structs.replace(spec, federated=msgspec.structs.replace(federated, privacy=privacy))
+
+
+def _sampled_noise(privacy: PrivacySpec, budget: PrivacyBudget, rounds: int, steps: int) -> float:
+    """The least noise in each step with which owners' nodes find that so many rounds keep to the budget.
+
+    They have no library, so their bound is a little above what the coordinator counts with.
+    """
+
+    def fits(noise: float) -> bool:
+        return keeps_to_budget(msgspec.structs.replace(privacy, noise_multiplier=noise), rounds, steps)
+
+    if (found := least_noise(fits)) is None:
+        raise PrivacyBudgetError(budget.beyond(rounds))
+    return found
+
+
+def _sampled_rounds(privacy: PrivacySpec, steps: int) -> int:
+    """So many rounds keep to the budget, by the same sum."""
+    return most_that(lambda rounds: keeps_to_budget(privacy, rounds, steps), MOST_RELEASES // steps)
 
 
 def quote(spec: JobSpec, federated: FederatedSpec, model: Model, here: int) -> Quote:
@@ -79,6 +102,15 @@ def quote(spec: JobSpec, federated: FederatedSpec, model: Model, here: int) -> Q
         fee_lamports=OPENING_LAMPORTS,
         reasons=(
             "nobody is paid: the data stays at its owners, so nobody could check the work; the budget goes back",
-            *model.doubts,
+            *_exactness(federated),
+            *model.warnings,
         ),
     )
+
+
+def _exactness(federated: FederatedSpec) -> list[str]:
+    """How exact the loss is that owners tell: who asks for it may want to ask otherwise."""
+    if federated.privacy is None or federated.privacy.most_rounds is None or (error := loss_error(federated)) is None:
+        return []
+    better = ", which is no use: ask more owners with sum: secure, or set unit to example" if error > 0.5 else ""
+    return [f"owners tell a loss before each round; noise puts it off by up to {2 * error:.2g} as a rule{better}"]

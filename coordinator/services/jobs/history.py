@@ -11,7 +11,7 @@ from coordinator.store.records import RoundRecord, RunRecord
 FRESH_S = 60.0  # A form asks for a quote with every key; jobs end more rarely.
 
 
-class Outlook:
+class KnownOutcomes:
     """Looks at the latest settled jobs, now and then."""
 
     def __init__(self, context: Context) -> None:

@@ -45,7 +45,7 @@ class Turn:
             self.answer = msgspec.structs.replace(self.record, status=status, location=location, body=body)
 
 
-class Replays:
+class IdempotentAnswers:
     """Answers by account and key. Requests under way are known to this process only, so one process serves an account."""
 
     def __init__(self, store: Store, clock: Clock, budgets: Budgets | None = None) -> None:

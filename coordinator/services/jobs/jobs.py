@@ -18,7 +18,7 @@ from coordinator.domain.serving import context_of
 from coordinator.errors import ConflictError, CottageError, FundsError, InvalidError, NotFoundError, UnavailableError
 from coordinator.services.arrays import array_offers
 from coordinator.services.artifacts.artifacts import ArtifactStore
-from coordinator.services.artifacts.base_models import Origins
+from coordinator.services.artifacts.base_models import BaseModels
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.model_files import ModelFiles
@@ -30,7 +30,7 @@ from coordinator.services.core.unit_of_work import JobDesk
 from coordinator.services.jobs import federated_quotes
 from coordinator.services.jobs.alternatives import find_choices
 from coordinator.services.jobs.federated_quotes import settled
-from coordinator.services.jobs.history import Outlook
+from coordinator.services.jobs.history import KnownOutcomes
 from coordinator.services.jobs.job_views import JobViews
 from coordinator.services.jobs.ports import MAX_ROWS, ListWindow
 from coordinator.services.jobs.quotes import impossible, quote
@@ -44,6 +44,8 @@ from coordinator.services.payments.funding import FundingService
 from coordinator.services.payments.payees import ROOM
 from coordinator.services.serving import offers
 from coordinator.services.serving.adapters import AdapterOrigins
+from coordinator.services.serving.chat_templates import ChatTemplates
+from coordinator.services.serving.draft_models import DraftOrigins
 from coordinator.services.serving.homes import Homes
 from coordinator.services.training.runs import Runs
 from coordinator.services.views import resources
@@ -110,16 +112,34 @@ class JobService:
         self._views = JobViews(context, traffic_of, homes)
         self._unpaid = unpaid
         self._rates = Rates(context, nodes)
-        self._outlook = Outlook(context)
-        self._origins = Origins(context, artifacts, checkpoints)
+        self._history = KnownOutcomes(context)
+        self._base_models = BaseModels(context, artifacts, checkpoints)
         self._adapters = AdapterOrigins(context, artifacts, checkpoints)
         self._model_files = ModelFiles(artifacts)
+        self._templates = ChatTemplates(models, self._base_models)
+        self._drafts = DraftOrigins(artifacts, self._base_models, models, self._model_files)
 
     # --- a job's beginning and end ----------------------------------------------------------------------------------------
 
     async def quote(self, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> api.Quote:
         """Price and plan on the network as it is; files are called what the account calls them."""
-        spec = await self._adapters.described(spec)
+        found = await self._planned(spec, account_id)
+        beside = await self._drafts.misfit(spec), await self._templates.problem(spec)
+        problems = *found.problems, *filter(None, beside)
+        limit = "; ".join(filter(None, (found.limit, self._waits(found))))
+        return msgspec.structs.replace(found, problems=problems, limit=limit)
+
+    def _waits(self, found: api.Quote) -> str:
+        """That a job would not begin at once, since too few nodes are free; empty: it would."""
+        free = len({one.node for one in self._nodes.candidates()} | self._nodes.claims.spare(""))
+        least = max(1, found.stages)
+        if not found.nodes_available or free >= least:
+            return ""
+        few = f"{free} of the {least} nodes that it takes at least are free now: the job waits for more"
+        return few if free else "no node is free now: the job waits until one is"
+
+    async def _planned(self, spec: JobSpec, account_id: str) -> api.Quote:
+        spec = await self._drafts.described(await self._adapters.described(spec))
         try:
             spec = await asyncio.to_thread(settled, spec)
         except PrivacyBudgetError as error:
@@ -134,7 +154,7 @@ class JobService:
 
     async def tokenizer(self, model: ModelSpec) -> TokenizerSpec:
         """That of the job's model that ``model`` starts from."""
-        return await self._origins.tokenizer(model)
+        return await self._base_models.tokenizer(model)
 
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT, job: str | None = None) -> api.JobView:
         """Check everything, prepare the files, store the job as the account's."""
@@ -146,7 +166,7 @@ class JobService:
         if new.spec.array is not None:
             return await self._run(new, new.spec.array, account_id, job)
         new = msgspec.structs.replace(new, spec=await asyncio.to_thread(settled, new.spec))
-        spec = await self._origins.started(new.spec)
+        spec = await self._base_models.started(new.spec)
         submitter = self._submitter(new)
         _refuse(spec, await self.quote(spec, account_id))
         for field, data in datasets_of(spec):
@@ -167,21 +187,22 @@ class JobService:
 
     async def _deploy(self, new: api.NewJob, serve: ServeSpec, account_id: str, job: str | None) -> api.JobView:
         """A job that answers, with the model of another one, or with a model's files."""
-        submitter, spec = self._submitter(new), await self._adapters.described(new.spec)
-        final = await self.quote(spec, account_id)
+        submitter = self._submitter(new)
+        spec = await self._drafts.described(await self._adapters.described(new.spec))
+        final = await self._planned(spec, account_id)
         _refuse(spec, final)
         await self._check_balance(submitter, spec)
         await self._check_weights(spec)
         async with self._unpaid.making(account_id):
             if spec.model.from_job is not None:
-                found, tokenizer = await self._origins.served(spec.model)
-                await self._check_template(tokenizer, spec.model.from_job)
+                found, tokenizer = await self._base_models.served(spec.model)
+                await self._templates.check(tokenizer, spec.model.from_job)
             else:
-                await self._check_template(spec.tokenizer)
+                await self._templates.check(spec.tokenizer)
                 model = await self._model_files.of(spec, None, await self._weight_names(spec, account_id))
                 found = await self._models.published(spec, {**model.config, ENDS_WITH: model.end})
                 tokenizer = spec.tokenizer
-            beside = await self._adapters.files(spec, found, tokenizer)
+            beside = await self._adapters.files(spec, found, tokenizer) | await self._drafts.files(spec, tokenizer)
             if serve.stages != 1:
                 of_stages = await self._models.stage_files(found.files[MODEL_ARCHIVE])
                 found = replace(found, files=found.files | of_stages)
@@ -193,23 +214,12 @@ class JobService:
 
     async def _run(self, new: api.NewJob, array: ArraySpec, account_id: str, job: str | None) -> api.JobView:
         """A job that runs a container for each element of an array."""
-        final = await self.quote(new.spec, account_id)
+        final = await self._planned(new.spec, account_id)
         _refuse(new.spec, final)
         await self._check_balance(self._submitter(new), new.spec)
         async with self._unpaid.making(account_id):
             files = await array_offers.files_of(array, account_id, self._artifacts, self._files)
         return await self._make(new, new.spec, final, Prepared(files, {}), account_id, job)
-
-    async def _check_template(self, tokenizer: TokenizerSpec, job: str | None = None) -> None:
-        """Refuse a chat template with which nobody could be answered. ``job``: the one that has made the model."""
-        if not (fault := await self._models.template_fault(tokenizer)):
-            return
-        if job is None:
-            raise InvalidError(
-                f"{fault}; mend it, or leave it out: then the model continues texts", "tokenizer.settings"
-            )
-        way = f"`cottage download {job}`, mend it in tokenizer_config.json, and deploy the folder"
-        raise InvalidError(f"{fault}; {way}", "model.from_job")
 
     async def _check_weights(self, spec: JobSpec) -> None:
         for digest in spec.model.weight_files:
@@ -503,11 +513,13 @@ class JobService:
         self, spec: JobSpec, config: dict[str, object] | None, called: Mapping[str, str] | None = None
     ) -> api.Quote:
         if spec.model.from_job is not None and config is None and spec.model.config is None:
-            config = (await self._origins.of(spec.model)).config
+            config = (await self._base_models.of(spec.model)).config
         everybody, rate = self._nodes.seatable(), await self._rates.now()
         if spec.array is not None:
-            able = self._runs.arrays.staffing.able(spec.array, rate.per_petaflop)
-            return array_offers.quote(spec, spec.array, able, self._context.config, rate)
+            staffing = self._runs.arrays.staffing
+            able = staffing.able(spec.array, rate.per_petaflop)
+            why = "" if able else staffing.why_none(spec.array, rate.per_petaflop)
+            return array_offers.quote(spec, spec.array, able, why, self._context.config, rate)
         if spec.serve is not None and config is not None:
             return offers.quote(spec, spec.serve, config, everybody, self._context.config, rate)
         try:
@@ -518,7 +530,7 @@ class JobService:
             return offers.quote(spec, spec.serve, model.config, everybody, self._context.config, rate)
         if spec.federated is not None:
             return federated_quotes.quote(spec, spec.federated, model, len(everybody))
-        known = await self._outlook.outcomes()
+        known = await self._history.outcomes()
         return quote(spec, model, self._context.config, self._nodes, self._links.map, rate, known)
 
     async def _names(self, texts: Iterable[str]) -> Mapping[str, str]:

@@ -60,7 +60,7 @@ def quote(
     reasons = [rate.reason] if rate.reason else []
     if len(willing) < len(everybody):
         reasons.append(f"{len(everybody) - len(willing)} nodes ask more than that and are not chosen")
-    told = (*reasons, *model.doubts, *_doubts(spec))
+    told = (*reasons, *model.warnings, *_warnings(spec))
     offer = _Offer(rate.per_petaflop, len(willing), told, tuple(outcomes), all(c.card for c in willing))
     try:
         here = payable(willing, frozenset())
@@ -102,7 +102,7 @@ def document_problems(spec: JobSpec) -> list[str]:
     return []
 
 
-def _doubts(spec: JobSpec) -> list[str]:
+def _warnings(spec: JobSpec) -> list[str]:
     training = spec.training
     if training.warmup_steps < (steps := total_steps(training, spec.parallel.replicas or 1)):
         return []

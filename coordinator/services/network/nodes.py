@@ -6,8 +6,8 @@ two machines, and the next one is refused for a minute.
 
 import asyncio
 import hashlib
-from collections import defaultdict, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 
 import msgspec
@@ -17,15 +17,15 @@ from common.untrusted_text import untrusted
 from common.urls import authority, parse_url
 from coordinator.domain.audits.rate import TRUST
 from coordinator.domain.lease import Lease
-from coordinator.domain.placement import COMPUTE_SHARE, Candidate
-from coordinator.domain.rounds.speed import believed, observed
+from coordinator.domain.placement import Candidate
 from coordinator.errors import ForbiddenError
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.trace_parts import trace_of
 from coordinator.services.network.admission import Crowd, CrowdedError
-from coordinator.services.network.claims import Claims
+from coordinator.services.network.claims import Claims, spares
 from coordinator.services.network.lenders import LOOK_S, Lenders
+from coordinator.services.network.speeds import NodeSpeeds
 from coordinator.services.payments.chain import ChainPort
 from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
@@ -95,7 +95,7 @@ class NodeSession:
     """One connection of a node. ``send`` never waits; ``close`` ends the connection with a reason.
 
     Attributes:
-        began: when it was opened, in Unix seconds. ``address``: where it comes from; empty: not said.
+        began: when it was opened, in Unix seconds. ``address``: where it comes from; empty: not said. ``place``: by age.
         rounds: of its work that were verified since its last fault.
         operator: it is one of the operator's own auditors: it needs no stake, and never gets a seat.
         begun: its leases have been looked up since it came. ``traces``: it wants to know what commands are part of.
@@ -112,7 +112,7 @@ class NodeSession:
         self.token = token
         self.stake = 0
         self.stake_known = False
-        self.began = 0.0
+        self.began, self.place = 0.0, 0
         self.address = ""
         self.rounds = 0
         self.begun = asyncio.Event()
@@ -123,6 +123,7 @@ class NodeSession:
         self.send = send
         self.close = close
         self._accounts: dict[str, JobEarned] = {}
+        self._said: dict[str, Sequence[TaskCommand]] = {}  # All that held when it was told last.
         self._told: dict[str, set[bytes]] = {held.lease: set() for held in hello.leases}
 
     def knows(self, lease: str) -> bool:
@@ -132,10 +133,13 @@ class NodeSession:
     def assign(self, message: Assign) -> None:
         """Hand over a lease."""
         self._told[message.lease] = set()
+        self._said.pop(message.lease, None)
         self.send(message)
 
     def tell(self, lease: Lease, commands: Sequence[TaskCommand]) -> None:
         """Send the commands that this connection has not carried yet, in order."""
+        if self._said.get(lease.id) == commands:
+            return
         told = self._told.setdefault(lease.id, set())
         fresh: set[bytes] = set()
         for command in commands:
@@ -144,6 +148,7 @@ class NodeSession:
             if digest not in told:
                 self.send(Command(lease.id, lease.fence, command, trace_of(lease.job, command) if self.traces else ""))
         self._told[lease.id] = fresh  # What no longer applies need not be remembered.
+        self._said[lease.id] = commands
 
     def account(self, earned: JobEarned) -> None:
         """Tell the node how its work in a job stands, where it does not know that already."""
@@ -156,6 +161,7 @@ class NodeSession:
 
     def stop(self, lease: Lease, reason: str) -> None:
         """End a task."""
+        self._said.pop(lease.id, None)
         if self._told.pop(lease.id, None) is not None:
             self.send(Command(lease.id, lease.fence, StopTask(untrusted(reason))))
 
@@ -176,7 +182,7 @@ class Nodes:
         self._key = key
         self._context = context
         self.lenders = Lenders(context)
-        self.claims = Claims(context.clock)
+        self.claims = Claims(context.clock, lambda: spares(leases, context.config.auditors))
         self._leases = leases
         self._ice_servers = ice_servers
         self._chain = chain
@@ -191,8 +197,9 @@ class Nodes:
         self._unanswered: dict[str, float] = {}
         self._crowd: Crowd[NodeSession] = Crowd(context.clock)
         self._own: dict[str, NodeRecord] = {}  # The operator's own auditors that have ever been here.
-        self._speeds: dict[str, float] = {}  # Of nodes that have done rounds since this process began.
-        self._newest_speeds: dict[str, float] = {}  # Of their last round alone, in operations a second.
+        self._speeds = NodeSpeeds()
+        self._came = 0  # Connections so far.
+        self._idle: tuple[tuple[int, int, int], Sequence[NodeSession]] = ((-1, -1, -1), ())
 
     async def recover(self) -> None:
         """Read who may lend, who is banned or draining, and who has evaded an audit lately."""
@@ -243,9 +250,12 @@ class Nodes:
         session = NodeSession(hello, self._context.entropy(24).hex(), send, close)
         session.stake, session.began = record.stake, self._context.clock.time()
         session.operator, session.rounds = operator, record.rounds
+        self._came += 1
+        session.place = self._came
         session.stake_known = operator or self._context.config.min_stake == 0
         session.address = address
         self._sessions[hello.node] = session
+        self._speeds.shows(hello.node, session.profile.env_class, known=session.rounds >= TRUST)
         strangers = self._crowd.came(session, address, known=known)
         if (idle := next((one for one in strangers if not self._leases.of_node(one.node)), None)) is not None:
             idle.close("many whom nobody knows yet want to come in, most of them from your address: come back later")
@@ -268,6 +278,7 @@ class Nodes:
         self._tokens.pop(session.token, None)
         if self._sessions.get(session.node) is session:
             del self._sessions[session.node]
+            self._speeds.left(session.node)
             self._crowd.left(session, session.address)
             if session.operator:
                 self._own[session.node] = msgspec.structs.replace(
@@ -314,9 +325,10 @@ class Nodes:
 
     def candidates(self, also: Sequence[str] = ()) -> list[Candidate]:
         """Nodes that may take a seat: here and free, or free apart from what they hold as ``also``."""
-        busy = self._leases.busy() - set(also)
-        busy |= {session.node for session in self._sessions.values() if not session.accepting} - set(also)
-        return [candidate for candidate in self.seatable() if candidate.node not in busy]
+        named = [self._sessions[node] for node in {*also} & self._sessions.keys()]
+        free = [session for session in self._free() if session.accepting and session.node not in also]
+        every = sorted([*free, *named], key=lambda session: session.place) if named else free
+        return [candidate for candidate in self._lent(every) if not self.is_draining(candidate.node)]
 
     def seatable(self) -> list[Candidate]:
         """Those of everybody who may be given seats, once they are free: who drains gets none."""
@@ -324,13 +336,24 @@ class Nodes:
 
     def everybody(self) -> list[Candidate]:
         """All nodes that are here and lend themselves, busy or not."""
-        shown: dict[str, list[float]] = defaultdict(list)
-        for session in self._sessions.values():
-            if session.rounds >= TRUST and session.node in self._speeds:
-                shown[session.profile.env_class].append(self._speeds[session.node])
+        return self._lent(self._sessions.values())
+
+    def known(self, nodes: Iterable[str]) -> dict[str, Candidate]:
+        """Those of these nodes that are here and lend themselves."""
+        here = [self._sessions[node] for node in nodes if node in self._sessions]
+        return {candidate.node: candidate for candidate in self._lent(here)}
+
+    def _free(self) -> Sequence[NodeSession]:
+        """Who is here and holds nothing. All jobs that look for spares ask, so it is looked up where somebody came or went."""
+        stands = (self._leases.changes, self._came, len(self._sessions))
+        if self._idle[0] != stands:
+            self._idle = stands, [one for one in self._sessions.values() if not self._leases.is_busy(one.node)]
+        return self._idle[1]
+
+    def _lent(self, sessions: Iterable[NodeSession]) -> list[Candidate]:
         return [
-            self._candidate(session, shown)
-            for session in self._sessions.values()
+            self._candidate(session)
+            for session in sessions
             if session.node not in self._banned and self._is_staked(session) and not session.operator
         ]
 
@@ -347,14 +370,12 @@ class Nodes:
     def speed(self, node: str) -> float | None:
         """Operations a second that a node surely does: those of its last round, or of its benchmark; None: it is not here."""
         session = self._sessions.get(node)
-        if session is None:
-            return None
-        benchmark = COMPUTE_SHARE * session.profile.flops
-        return min(benchmark, self._newest_speeds.get(node, benchmark))
+        return None if session is None else self._speeds.sure(node, session.profile.flops)
 
     def auditors(self) -> list[Candidate]:
         """The operator's own auditors that are here, busy or not."""
-        return [self._candidate(session, {}) for session in self._sessions.values() if session.operator]
+        here = [self._sessions[node] for node in self._own if node in self._sessions]  # Few, of many; each job asks.
+        return [self._candidate(session) for session in here if session.operator]
 
     def known_auditors(self) -> list[Candidate]:
         """The operator's own auditors that are here or were lately, as they last said to be."""
@@ -362,16 +383,16 @@ class Nodes:
         away = [record for node, record in self._own.items() if node not in self._sessions and record.seen > since]
         return [*self.auditors(), *(candidate_of(record.address, record.payout, record.profile) for record in away)]
 
-    def _candidate(self, session: NodeSession, shown: Mapping[str, Collection[float]]) -> Candidate:
-        speed = self._speeds.get(session.node, session.profile.flops)
-        if session.rounds < TRUST:
-            speed = believed(speed, session.profile.env_class, shown)
-        return candidate_of(session.node, session.payout, session.profile, speed)
+    def _candidate(self, session: NodeSession) -> Candidate:
+        profile, known = session.profile, session.operator or session.rounds >= TRUST
+        speed = self._speeds.planned(session.node, profile.flops, profile.env_class, known=known)
+        return candidate_of(session.node, session.payout, profile, speed)
 
     def stands(self, node: str, rounds: int) -> None:
         """So many rounds of a node's work were verified since its last fault; the caller stores it."""
         if node in self._sessions:
             self._sessions[node].rounds = rounds
+            self._speeds.shows(node, self._sessions[node].profile.env_class, known=rounds >= TRUST)
             if rounds > 0:
                 self._crowd.known(self._sessions[node], self._sessions[node].address)
 
@@ -379,9 +400,7 @@ class Nodes:
         """Learn from a round how quick a node is; ``operations`` by the coordinator's own arithmetic."""
         session = self._sessions.get(node)
         if session is not None and busy > 0:
-            self._newest_speeds[node] = operations / busy
-            benchmark = session.profile.flops
-            self._speeds[node] = observed(self._speeds.get(node), benchmark, operations, busy, COMPUTE_SHARE)
+            self._speeds.timed(node, session.profile.flops, operations, busy)
 
     def is_banned(self, node: str) -> bool:
         """Whether the node may not come back."""

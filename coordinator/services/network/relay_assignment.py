@@ -35,7 +35,7 @@ class _Told(NamedTuple):
     at: float
 
 
-class Handout:
+class RelayAssignment:
     """Compares what nodes should know with what they were told."""
 
     def __init__(self, context: Context, leases: Leases, nodes: Nodes, relays: Relays, links: Links) -> None:

@@ -123,12 +123,15 @@ class NodeOrders:
             case "draining":
                 return (col(NodeRecord.draining).equals(True),)
             case "busy":
-                named = self._leases.busy()
+                named = self._leases.busy() & self._here()
             case "online":
-                named = frozenset(session.node for session in self._nodes.sessions())
+                named = self._here()
             case _:
                 assert_never(state)
         return (col(NodeRecord.address).in_(tuple(sorted(named))),) if named else None
+
+    def _here(self) -> frozenset[str]:
+        return frozenset(session.node for session in self._nodes.sessions())
 
     async def _views(self, records: Sequence[NodeRecord]) -> list[AdminNode]:
         held: dict[str, list[AdminLease]] = {record.address: [] for record in records}
@@ -139,7 +142,7 @@ class NodeOrders:
         for one in live:
             told = AdminLease(one.job, one.stage, one.replica, one.state, one.granted, one.job in serve)
             held[one.node].append(told)
-        busy = self._leases.busy()
+        busy = self._leases.busy() & self._here()
         return [self._view(record, record.address in busy, held[record.address]) for record in records]
 
     def _view(self, record: NodeRecord, busy: bool, held: Sequence[AdminLease]) -> AdminNode:

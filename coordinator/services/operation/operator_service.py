@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from common.untrusted_text import untrusted
+from coordinator.config import RetentionPolicy
 from coordinator.domain.account import Account
 from coordinator.domain.job import ENDINGS, LIVE, Job, JobState
 from coordinator.errors import InvalidError, NotFoundError
@@ -33,6 +34,7 @@ from protocol.rest.admin import (
     AdminRowState,
     AdminStorage,
     NodeOrder,
+    RemovableFile,
 )
 
 GIVEN_UP: tuple[OutboxState, ...] = ("failed",)
@@ -116,9 +118,12 @@ class OperatorService:
         now = self._context.clock.time()
         return [_row(row, now) for row in rows]
 
-    async def storage(self) -> AdminStorage:
+    async def storage(self, job_files: int | None = None, uploads: int | None = None) -> AdminStorage:
         """As ``OperatorPort.storage``."""
-        (counted, stock), config = await self._keeping.survey(), self._context.config
+        config = self._context.config
+        kept = config.retention
+        policy = RetentionPolicy(kept.job_files if job_files is None else job_files, uploads or kept.uploads)
+        counted, stock = await self._keeping.survey(policy)
         database = config.data / "coordinator.db" if config.database_url is None else None
         return AdminStorage(
             place=config.store or "disk",
@@ -131,6 +136,9 @@ class OperatorService:
             free=self._artifacts.free(),
             kept_free=MIN_FREE_BYTES + JOBS_BYTES,
             database=None if database is None else _size(database),
+            job_files_days=policy.job_files,
+            uploads_days=policy.uploads,
+            largest=tuple(RemovableFile(digest, size) for size, digest in stock.largest),
         )
 
     async def _shown(self, tx: Transaction, jobs: Sequence[Job]) -> list[AdminJob]:

@@ -68,8 +68,8 @@ class OperatorPort(Protocol):
     async def outbox(self, state: AdminRowState | None, before: int | None, limit: int) -> Sequence[AdminRow]:
         """Rows that are open or were given up, newest first; ``before``: only those with a smaller id."""
 
-    async def storage(self) -> AdminStorage:
-        """What lies here, and what a sweep would remove now."""
+    async def storage(self, job_files: int | None = None, uploads: int | None = None) -> AdminStorage:
+        """What lies here, and what a sweep would remove now: as it is, or if files stayed for so many days."""
 
 
 class LendersPort(Protocol):

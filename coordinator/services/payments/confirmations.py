@@ -7,7 +7,6 @@ import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain.job import Job, JobState
-from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
 from coordinator.services.core.domain_events import PaymentConfirmed, SharesPromised
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
@@ -29,10 +28,7 @@ _SEEN = ("fund", "accept", "refund")  # Kinds after which the escrow is read.
 class Confirmations:
     """Takes over into the job what has become final on the ledger."""
 
-    def __init__(
-        self, context: Context, desk: JobDesk, chain: ChainPort, promises: PromiseService, funding: FundingService
-    ) -> None:
-        self._context = context
+    def __init__(self, desk: JobDesk, chain: ChainPort, promises: PromiseService, funding: FundingService) -> None:
         self._desk = desk
         self._chain = chain
         self._promises = promises
@@ -44,7 +40,6 @@ class Confirmations:
         Raises:
             LedgerUnavailableError: the endpoint does not know of it yet.
         """
-        self._context.metrics.count("ledger_confirmed_total")
         state = await self._chain.escrow(job.submitter, job.id) if row.kind in _SEEN else None
         if row.kind in _SEEN and (state is None or _is_behind(row, state)):
             raise LedgerUnavailableError(f"the ledger's endpoint is behind the {row.kind} of job {job.id}: ask again")
@@ -54,6 +49,7 @@ class Confirmations:
         if row.kind == "settle":
             left_out = frozenset(await self._chain.left_out(job.submitter, job.id, totals_of(row)))
         async with self._desk.open(row.job) as work:
+            work.count("ledger_confirmed_total")
             if row.kind == "refund" and state is not None:
                 row = _refunded(work, row, state)
                 await self._close_tables(work)

@@ -94,10 +94,8 @@ class Carrier:
         except LedgerError as error:
             LOG.warning("there are no durable nonces, blockhashes serve: %s", error)
             nonces = ()
-        between = (
-            col(OutboxRecord.key) > FORGOTTEN_KEY,
-            col(OutboxRecord.key) < f"{FORGOTTEN_KEY}g",
-        )  # Jobs are hexadecimal.
+        # Jobs are hexadecimal.
+        between = (col(OutboxRecord.key) > FORGOTTEN_KEY, col(OutboxRecord.key) < f"{FORGOTTEN_KEY}g")
         async with self._context.store.transaction() as tx:
             self._forgotten = {row.key: row.signature for row in await tx.find(OutboxRecord, *between)}
         taken = {row.nonce for row in rows}
@@ -130,10 +128,11 @@ class Carrier:
                 return Carried("refused", row, "the ledger refused it each time")
             if row.step == "wallets":
                 self._made.pop(row.id, None)  # They were not made.
+            again = await self._again(row)
             self._context.metrics.count("ledger_retried_total")
             if outcome == "refused":
                 self._resting[row.id] = self._context.clock.time() + REST_S
-            return Carried("waiting", await self._again(row))
+            return Carried("waiting", again)
 
     def over(self, row: OutboxRecord) -> None:
         """Forget a row that is over; others may have its nonce."""

@@ -163,8 +163,8 @@ class Lanes:
         return "given up"
 
     async def _give_up(self, row: OutboxRecord, reason: str) -> None:
-        self._context.metrics.count("ledger_failed_total")
         async with self._desk.open(row.job) as work:
+            work.count("ledger_failed_total")
             detail = f"{row.detail}: {reason}" if row.detail else reason
             await work.tx.update(msgspec.structs.replace(row, state="failed", detail=detail[:500]))
             if row.kind == "promise":

@@ -32,7 +32,7 @@ class RecordKeepers:
         """Give the records of jobs that have moved on to their keepers."""
         due, self._due = self._due, set()
         for job in sorted(due):
-            keepers = chosen([lease for lease in self._leases.seated() if lease.job == job])
+            keepers = chosen([lease for lease in self._leases.of_job(job) if lease.seat])
             if not keepers:
                 continue
             try:

@@ -78,6 +78,7 @@ class AnswerUnderWay:
     nodes: list[str] = field(default_factory=list)
     tried: set[str] = field(default_factory=set)
     failures: int = 0
+    crowded: int = 0
 
     @property
     def limit(self) -> int:

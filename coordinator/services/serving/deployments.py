@@ -184,7 +184,7 @@ class Deployments(PeriodJobs):
         work.change_run(served=served)
         if not report.wrong:
             return
-        self._context.metrics.count("answers_wrong_total")
+        work.count("answers_wrong_total")
         await self._unpaid(work, unpaid)
         for stage in blame.guilty:
             await self._found(work, drawn.seats[stage], report.wrong)

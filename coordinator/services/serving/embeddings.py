@@ -21,7 +21,7 @@ class EmbeddingsUnderWay:
     Attributes:
         context: tokens that a text may have.
         counts, vectors: of the texts that are done, in order.
-        nodes: names of those that made them. ``tried``: leases that failed at it, ``failures`` times.
+        nodes: names of those that made them. ``tried``: leases that failed at it, ``failures`` times; ``crowded``: had no room.
     """
 
     command: EmbedCommand
@@ -31,6 +31,7 @@ class EmbeddingsUnderWay:
     nodes: list[str] = field(default_factory=list)
     tried: set[str] = field(default_factory=set)
     failures: int = 0
+    crowded: int = 0
     _until: int = 0
 
     @property

@@ -18,7 +18,14 @@ from coordinator.domain import serving as rules
 from coordinator.domain.job import Job, Wish
 from coordinator.domain.lease import Lease
 from coordinator.domain.serving import CountedPeriod, NodeUsage, Replica
-from coordinator.errors import ConflictError, InvalidError, TookTooLongError, TooManyError, UnavailableError
+from coordinator.errors import (
+    ConflictError,
+    InvalidError,
+    TookTooLongError,
+    TooManyError,
+    UnableError,
+    UnavailableError,
+)
 from coordinator.metrics import Gauges
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import PeriodCounted
@@ -56,7 +63,6 @@ from protocol.serving import (
 from protocol.task import AskModel, ModelSaid
 
 WATCH_S = 5.0
-RETRY_S = 5.0
 MAX_TRIES = 4  # Nodes that a request may fail at; then it may be the request's fault.
 MAX_UNCHECKED = 256  # Answers that wait to be drawn again; more are not drawn for it.
 ROOM = 8  # Reports of an answer beside those of its tokens.
@@ -81,6 +87,7 @@ class Homes:
         self.presence = SeatPresence(context, nodes)
         self._parts: dict[tuple[str, str], AnswerPart] = {}
         self._waiting: dict[str, deque[asyncio.Event]] = defaultdict(deque)
+        self._freed: dict[str, deque[float]] = defaultdict(lambda: deque(maxlen=rules.FREED))
         self._process, self._numbers = "", count(1)
         self._periods: dict[str, int] = {}  # Of deployments that are at work, the number of the one that is not over.
         self._asked: dict[str, float] = {}  # When a deployment was asked last, or went to work.
@@ -107,8 +114,9 @@ class Homes:
         Args:
             seconds: for all of it, waiting for a node among it.
         Raises:
-            ConflictError: the deployment has ended, or rests. TooManyError: too many wait for it.
+            NotFoundError: the deployment is over. ConflictError: it rests. TooManyError: too many wait for it.
             InvalidError: the model cannot read the request. TookTooLongError, UnavailableError: nobody answers in time.
+            UnableError: nodes have tried, and failed.
         """
         if job.id not in self._periods or job.spec.serve is None:
             raise closed(job.id, job.state)
@@ -126,9 +134,7 @@ class Homes:
             finally:
                 self._over(part, answer)
             if answer.failures >= MAX_TRIES:
-                raise UnavailableError(
-                    f"{answer.failures} nodes could not answer this request: change it, or try again"
-                )
+                raise _in_vain(answer, f"{answer.failures} nodes could not answer this request")
 
     async def _said_by(self, part: AnswerPart, answer: AskedOfHomes, until: float) -> AsyncIterator[AnswerReport]:
         """What a node says of an answer; it ends without an end where another one has to go on."""
@@ -147,6 +153,7 @@ class Homes:
                     return
                 case RefusedReport(code="failed" | "busy" | "bad-begun" | "unknown-token" | "flood" as code):
                     part.counted = code == "flood"
+                    answer.crowded += code == "busy"
                     self._failed(part, answer)
                     return
                 case RefusedReport():
@@ -247,12 +254,13 @@ class Homes:
         queue, turn = self._waiting[job], asyncio.Event()
         if len(queue) >= rules.MAX_WAITING:
             way = "deploy more replicas" if self._of(job) else "no node holds its model yet"
-            raise TooManyError(f"{len(queue)} requests wait for this deployment already: {way}", RETRY_S)
+            again = rules.again_in(len(queue), self._freed[job], self._context.clock.now())
+            raise TooManyError(f"{len(queue)} requests wait for this deployment already: {way}", again)
         queue.append(turn)
         try:
             while queue[0] is not turn or (name := self._chosen(job, answer.tried)) is None:
                 if (here := {home.name for home in self._of(job)}) and answer.tried >= here:
-                    raise UnavailableError("no node of this deployment could answer: change the request, or try again")
+                    raise _in_vain(answer, "no node of this deployment could answer")
                 if job not in self._periods:
                     raise closed(job)
                 turn.clear()
@@ -288,7 +296,8 @@ class Homes:
         Args:
             avoid: nodes that it shall not be with. ``only``: the only one that it may be with.
         Raises:
-            ConflictError: the deployment takes no requests, or nobody of these answers. UnavailableError: no node is ready yet.
+            ConflictError: the deployment takes no requests, or nobody of these answers. NotFoundError: it is over.
+            UnavailableError: no node is ready yet.
         """
         if job.id not in self._periods:
             raise closed(job.id, job.state)
@@ -348,6 +357,8 @@ class Homes:
         """This node's part is over; it need not go on."""
         home = part.home
         home.answering -= 1
+        if home.lease.job in self._periods:
+            self._freed[home.lease.job].append(self._context.clock.now())
         if not part.counted:
             self._count(part, answer)
         if not part.drawn:
@@ -447,6 +458,7 @@ class Homes:
         if work.job.state not in AT_WORK or work.job.wish is not Wish.NONE:
             self._periods.pop(work.job.id, None)
             self._asked.pop(work.job.id, None)
+            self._freed.pop(work.job.id, None)
             for turn in self._waiting.pop(work.job.id, ()):
                 turn.set()
 
@@ -574,3 +586,8 @@ class Homes:
             self._is_silent(home)
         finally:
             self._over(part, answer)
+
+
+def _in_vain(answer: AskedOfHomes, why: str) -> UnavailableError:
+    """That nobody could answer. Where one had no room, it may later."""
+    return UnavailableError(f"{why}: try again") if answer.crowded else UnableError(f"{why}: change it, or try again")

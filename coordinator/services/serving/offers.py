@@ -32,10 +32,11 @@ def quote(
     """Price and problems. ``everybody``: nodes that lend themselves, busy or not; ``config``: the model's."""
     try:
         shape = inspect_config(config)
+        held = rules.held_model(shape, serve)
     except ModelConfigError as error:
         return impossible(str(error), len(everybody))
-    context = rules.context_of(shape, serve.context)
-    held = HeldModel(rules.with_adapters(shape, serve.adapters), context, serve.weights)
+    if held.draft is not None and held.draft.vocabulary != shape.vocabulary:
+        return impossible(_other_tokens(held.draft, shape), len(everybody))
     willing = affordable(everybody, rate.per_petaflop)
     found = teams.first_team(held, willing, serve.stages, TeamWishes())
     cut = found[0] if found is not None else teams.cut_for(held.shape, serve.stages or 1)
@@ -54,9 +55,9 @@ def quote(
         problems.append(_too_large(serve, needed, len(willing)) if everybody else NOBODY)
     if spec.budget < least:
         problems.append(_short(spec, serve, ready, least, len(cut)))
-    if (serve.context or 0) > context:
+    if (serve.context or 0) > held.context:
         problems.append(
-            f"serve.context {serve.context:,} is more than the {context:,} tokens that this model reads here"
+            f"serve.context {serve.context:,} is more than the {held.context:,} tokens that this model reads here"
         )
     return Quote(
         operations=0.0,
@@ -80,6 +81,7 @@ def quote(
             *filter(None, [rate.reason]),
             *_reasons(shape, spec, rate.per_petaflop, hourly, len(cut)),
             *_beside(shape, held.shape, serve),
+            *_drafts(held, len(cut)),
         ),
         hours_low=spec.deadline_hours,
         hours_high=spec.deadline_hours,
@@ -128,6 +130,26 @@ def _beside(shape: ModelShape, held: ModelShape, serve: ServeSpec) -> tuple[str,
     count = len(serve.adapters)
     answer = "1 adapter answers" if count == 1 else f"{count} adapters answer"
     return (f"{answer} beside the model: {held.parameters - shape.parameters:,} parameters more in memory",)
+
+
+def _drafts(held: HeldModel, stages: int) -> tuple[str, ...]:
+    if held.draft is None:
+        return ()
+    if stages == 1:
+        return (
+            "one node holds the whole model, and answers without the draft model: there are no turns that it would spare",
+        )
+    size = sum(rules.draft_bytes(held.draft, held.context)) // MEGABYTE
+    return (
+        f"a draft model of {held.draft.distinct_parameters:,} parameters: {size:,} MB more on the first node of a replica",
+    )
+
+
+def _other_tokens(draft: ModelShape, shape: ModelShape) -> str:
+    return (
+        f"serve.draft knows {draft.vocabulary:,} tokens and the model {shape.vocabulary:,}: "
+        "name a model that was trained with this one's tokenizer"
+    )
 
 
 def _reasons(shape: ModelShape, spec: JobSpec, rate: int, hourly: int, stages: int) -> tuple[str, ...]:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from common.errors import BadSignatureError
+from common.untrusted_text import untrusted
 from coordinator.domain.job import Job
 from coordinator.domain.serving import NodeUsage
 from coordinator.errors import ConflictError, GoneError, NotFoundError, TooManyError, UnavailableError
@@ -90,7 +91,7 @@ class PrivateSessions:
         now = self._context.clock.time()
         ticket = PrivateTicket(self._context.entropy(16).hex(), job, wanted.client, SESSION_TOKENS, int(now) + OPEN_S)
         until = self._context.clock.now() + OPEN_S
-        lease = home.lease
+        lease, beside = home.lease, tuple(seat.node for seat in home.seats[1:])
         self._sessions[ticket.session] = _Session(ticket, lease.node, lease.id, lease.fence, home.name, until)
         self._context.metrics.count("private_sessions_total")
         return PrivateSession(
@@ -101,6 +102,8 @@ class PrivateSessions:
             ticket.tokens,
             ticket.expires,
             len(home.seats),
+            beside,
+            tuple(untrusted("") if (one := self._nodes.session(node)) is None else one.profile.name for node in beside),
         )
 
     async def offer(self, job: str, session: str, envelope: bytes) -> bytes:

@@ -128,7 +128,7 @@ class AnswerProofs:
         """Keep it; one that is over without people's words, and with all that follows."""
         if accused.state != "open":
             accused = msgspec.structs.replace(accused, evidence=b"", ended=work.now)
-            self._context.metrics.count(f"accusations_{accused.state}_total")
+            work.count(f"accusations_{accused.state}_total")
             self._silent = {pair for pair in self._silent if pair[0] != accused.id}
         await work.tx.update(accused)
         if accused.state == "proven":

@@ -84,8 +84,12 @@ class ReplicaStaffing:
         if not gaps:
             self._halves.pop(work.job.id, None)
             if missing <= 0:
+                self._nodes.claims.drop(work.job.id)
                 return
-        free = [one for one in self._free(work) if one.node not in shunned]
+        # A lost seat comes first, and others' claims before a further replica.
+        awaited = self._nodes.claims.claimed(work.job.id) if work.leases else frozenset()
+        unasked = frozenset() if gaps else awaited
+        free = [one for one in self._free(work) if one.node not in unasked.union(shunned)]
         planned = self._first(work, free) is not None
         able = await self._able(work, free) if free and (work.run is not None or planned) else []
         for number, lost in gaps.items():
@@ -93,27 +97,33 @@ class ReplicaStaffing:
             able = self._grant(work, number, self._team(work, lost, able, near), able)
         if stages is not None:
             self._break_up(work, stages)
-        self._begin(work, able, missing, owed)
+        self._begin(work, [one for one in able if one.node not in awaited], missing, owed)
         await self._claim(work, free, shunned)
 
     async def _claim(self, work: UnitOfWork, free: Sequence[Candidate], shunned: Collection[str]) -> None:
-        """Have arrays give back what a first replica needs, or a further one that is no more than this job's share."""
-        claims = self._nodes.claims
-        if len({lease.replica for lease in work.leases.values()}) >= _serve(work).replicas:
+        """Have arrays give back, and other jobs their spares, what lost seats need, or a first replica, or a further one that
+        is no more than this job's share."""
+        claims, run = self._nodes.claims, work.run
+        gaps = {} if run is None else _gaps(work, len(run.layers))
+        if not gaps and len({lease.replica for lease in work.leases.values()}) >= _serve(work).replicas:
             claims.drop(work.job.id)
             return
-        spare = claims.spare(work.job.id) - set(shunned)
+        held = {lease.node for lease in work.leases.values()}
+        free, spare = [one for one in free if one.node not in held], claims.spare(work.job.id) - set(shunned)
         if not claims.is_due(work.job.id) or claims.renew(work.job.id, spare | {one.node for one in free}):
             return
         wanted = affordable(self._nodes.seatable(), work.job.quote.rate)
         there = await self._able(work, [*free, *(one for one in wanted if one.node in spare)])
-        if work.run is None:
+        team: Team = {}
+        if run is None:
             found = self._first(work, there)
             team = {} if found is None else found[1]
-        elif len(work.leases) + len(work.run.layers) <= claims.share(len(there) + len(work.leases)):
-            team = self._team(work, range(len(work.run.layers)), there, ())
-        else:
-            team = {}
+        elif gaps:
+            number, lost = min(gaps.items())
+            near = [lease.node for lease in work.leases.values() if lease.replica == number]
+            team = self._team(work, lost, there, near)
+        elif len(held) + len(run.layers) <= claims.share(len(there) + len(held)):
+            team = self._team(work, range(len(run.layers)), there, ())
         claims.claim(work.job.id, {one.node for one in team.values()})
 
     def _break_up(self, work: UnitOfWork, stages: int) -> None:
@@ -250,9 +260,7 @@ def _serve(work: UnitOfWork) -> ServeSpec:
 
 
 def _held(work: UnitOfWork) -> HeldModel:
-    shape, serve = shape_of(work), _serve(work)
-    held = rules.with_adapters(shape, serve.adapters)
-    return HeldModel(held, rules.context_of(shape, serve.context), serve.weights)
+    return rules.held_model(shape_of(work), _serve(work))
 
 
 def _run(cut: tuple[Layers, ...], replicas: int) -> Run:

@@ -24,7 +24,7 @@ Rewind = Callable[[UnitOfWork], Awaitable[Run]]
 WARN_PARTS = (4, 5)  # Of the budget: then its submitter is told.
 
 
-class Halts:
+class Pauses:
     """Asks, grants and undoes."""
 
     def __init__(self, verification: Verification, settlement: Settlement) -> None:

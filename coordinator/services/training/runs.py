@@ -1,12 +1,11 @@
 """Drives jobs: reports come in, rounds begin and end, seats are filled, money is queued. Everything on an open desk."""
 
-from collections.abc import Collection
+from math import inf
 
 import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain import pricing
-from coordinator.domain.audits import trust
 from coordinator.domain.job import ENDINGS, JobAction, JobState, Wish
 from coordinator.domain.lease import FAULTS, Lease
 from coordinator.domain.rounds import round as rounds
@@ -16,7 +15,7 @@ from coordinator.domain.rounds.run import Run
 from coordinator.services.arrays.array_jobs import ArrayJobs
 from coordinator.services.audits.evidence import seal_commitments
 from coordinator.services.audits.operator_audits import Looks
-from coordinator.services.audits.sampling import Drawing
+from coordinator.services.audits.sampling import AuditSampling
 from coordinator.services.audits.verification import Verification
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import RoundForged, SeatsMoveNext
@@ -30,7 +29,8 @@ from coordinator.services.training import federating
 from coordinator.services.training.commitments import commit_of
 from coordinator.services.training.endings import Endings
 from coordinator.services.training.job_faults import blamed_files, diverged, too_many_faults
-from coordinator.services.training.pauses import Halts, fraction_of, paced
+from coordinator.services.training.moves import begin_anew
+from coordinator.services.training.pauses import Pauses, fraction_of, paced
 from coordinator.services.training.round_words import completed_words, last_stage, left_out_words
 from coordinator.services.training.secure_sums import SecureSums
 from coordinator.services.training.staffing import Staffing, holders, seats_ready, shape_of
@@ -63,7 +63,7 @@ class Runs:
         nodes: Nodes,
         staffing: Staffing,
         looks: Looks,
-        drawing: Drawing,
+        drawing: AuditSampling,
         verification: Verification,
         settlement: Settlement,
         deployments: Deployments,
@@ -80,15 +80,26 @@ class Runs:
         self._settlement = settlement
         self._drawing = drawing
         self._heldout = HeldOut(context)
-        self._halts = Halts(verification, settlement)
+        self._pauses = Pauses(verification, settlement)
         self._endings = Endings(context, verification, settlement)
         self._heard: dict[str, float] = {}
         self._whole_since: dict[str, float] = {}
+        self._advanced: dict[str, float] = {}  # When a job was looked at last.
         self._since = context.clock.time()
 
     def heard(self, job: str) -> None:
         """Somebody in the job's round is at work."""
         self._heard[job] = self._context.clock.now()
+
+    def is_due(self, job: str, seconds: float) -> bool:
+        """Whether a job was not looked at for so long."""
+        return self._context.clock.now() - self._advanced.get(job, -inf) >= seconds
+
+    def ended(self, job: str) -> None:
+        """A job is over, or rests: nothing of it need be remembered."""
+        for known in (self._advanced, self._heard, self._whole_since):
+            known.pop(job, None)
+        self._staffing.forget(job)
 
     def resume(self, work: UnitOfWork) -> None:
         """After a restart of the coordinator: what was due meanwhile gets its full time again."""
@@ -114,8 +125,9 @@ class Runs:
             work.end(lease, "failed", reason)
             return
         after = rounds.fold(before, lease, report, work.now)
-        work.change_run(round=after)
-        if rounds.news(before) != rounds.news(after):
+        if after is not before:
+            work.change_run(round=after)
+        if rounds.is_news(before, after):
             self.heard(work.job.id)
 
     def answer(self, work: UnitOfWork, lease: str, said: SumSaid) -> None:
@@ -134,6 +146,7 @@ class Runs:
 
     async def advance(self, work: UnitOfWork) -> None:
         """Bring the job as far as it goes now."""
+        self._advanced[work.job.id] = self._context.clock.now()
         if (others := self._others(work)) is not None:
             await others.advance(work)
             return
@@ -159,11 +172,11 @@ class Runs:
         if (others := self._others(work)) is not None:
             await others.ask(work, action)
             return
-        await self._halts.ask(work, action)
+        await self._pauses.ask(work, action)
         if work.job.wish is Wish.STOP:
             await self._give_up_round(work)
         if work.job.state is JobState.PAUSED and work.job.wish is Wish.STOP:
-            await self._halts.rests(work, self._rewind)
+            await self._pauses.rests(work, self._rewind)
         await self.advance(work)
 
     async def stop(self, work: UnitOfWork, state: JobState, reason: str) -> None:
@@ -182,29 +195,34 @@ class Runs:
             work.change_run(round=None)
 
     async def _pass(self, work: UnitOfWork) -> None:
-        if work.job.state is JobState.FUNDED and not await self._halts.rests(work, self._rewind):
+        if work.job.state is JobState.FUNDED and not await self._pauses.rests(work, self._rewind):
             await self._staffing.plan(work)
         if work.run is None or work.job.state is JobState.PAUSED:
             return
         if work.run.round is not None:
-            work.change_run(round=rounds.look(work.run.round, work.now))
+            if (seen := rounds.look(work.run.round, work.now)) is not work.run.round:
+                work.change_run(round=seen)
             self.sums.attend(work)
             await self._heldout.weigh(work)
         await self._take(work)
-        await self._looks.attend(work)
-        await self._verification.advance(work)
+        await self._verification.advance(work, await self._looks.attend(work))
         if work.job.wish in ENDINGS:
+            self._staffing.give_back(work)
             await self._roll_back(work)
             await self._endings.ends(work)
             return
         if work.job.state is JobState.VERIFYING:
+            self._staffing.give_back(work)
             await self._close(work)
             return
         await self._roll_back(work)
-        if await self._halts.rests(work, self._rewind):
+        if await self._pauses.rests(work, self._rewind):
+            self._staffing.give_back(work)
             return
         if not work.run.finished and not (work.run.trained and seats_ready(work)[1]):
-            await self._staffing.repair(work)  # For the last validation one replica is enough.
+            await self._staffing.repair(work)
+        else:  # For the last validation one replica is enough.
+            self._staffing.give_back(work)
         self._unblock(work)
         await self._begin(work)
         if work.run.finished and work.job.state is JobState.RUNNING:
@@ -245,10 +263,12 @@ class Runs:
             return
         if runs.is_lost(run, holders(work)):
             run = await self._go_back(work, "nobody who keeps the newest state of a stage is left")
+        if run.summed:
+            run = federating.resized(run, work.job.spec, shape_of(work))
         after = runs.begin(run, holders(work), work.now)
         if after.round is None:
             return
-        if await self._halts.must_store(work):
+        if await self._pauses.must_store(work):
             after = msgspec.structs.replace(after, round=msgspec.structs.replace(after.round, store=True))
         work.run, begun = after, after.round
         assert begun is not None
@@ -295,7 +315,7 @@ class Runs:
             await self._store_round(work, work.run.round, "void", "again")
         before = min(standing)
         work.change_run(rollbacks=work.run.rollbacks + 1)
-        self._context.metrics.count("rollbacks_total")
+        work.count("rollbacks_total")
         if work.job.wish in ENDINGS:
             await self._rewind(work, before)  # Only that nobody is handed a checkpoint with the lie in it.
         else:
@@ -310,10 +330,10 @@ class Runs:
         lost = work.run.done
         run = await self._rewind(work, before)
         if not run.checkpoints:  # Nothing can put a worker back to the very beginning but a new start.
-            _begin_anew(work, [lease.id for lease in work.leases.values() if lease.seat])
+            begin_anew(work, [lease.id for lease in work.leases.values() if lease.seat])
         again = f"round {run.done + 1}" + (f" to {lost}" if lost > run.done + 1 else "")
         work.note("lost", f"{why}: {again} is done again")
-        self._context.metrics.count("rounds_lost_total", lost - run.done)
+        work.count("rounds_lost_total", lost - run.done)
         return run
 
     async def _rewind(self, work: UnitOfWork, before: int | None = None) -> Run:
@@ -387,11 +407,11 @@ class Runs:
 
     async def _void(self, work: UnitOfWork, over: Round) -> None:
         assert work.run is not None
-        self._context.metrics.count("rounds_void_total")
+        work.count("rounds_void_total")
         lost = "it has lost all replicas" if over.sum is None or not over.sum.lost else over.sum.lost
         work.note("void", f"round {over.number + 1} is done again from the last checkpoint: {lost}")
         await self._store_round(work, over, "void", "again")
-        _begin_anew(work, runs.beyond_repair(work.run))
+        begin_anew(work, runs.beyond_repair(work.run))
         work.run = runs.close(work.run)
 
     async def _complete(self, work: UnitOfWork, over: Round) -> None:
@@ -407,6 +427,7 @@ class Runs:
         losses = [s.commit.loss for s in last_stage(over) if s.commit is not None and s.commit.loss is not None]
         loss = sum(losses) / len(losses) if losses else None
         speed = tokens / max(1e-3, work.now - over.started)
+        told = federating.tell_loss(work, over)
         commits = await self._store_commits(work, over, pot, "late" if job.spec.federated is None else "unopened")
         record = await work.tx.get(RoundRecord, job.id, over.epoch, over.number)
         record = msgspec.structs.replace(
@@ -417,7 +438,7 @@ class Runs:
             tokens=tokens,
             pot=pot,
             train_loss=loss,
-            validation_loss=over.validation,
+            validation_loss=over.validation if told is None else told,
             agreement=over.agreement,
             preference=over.preference,
             parameters=tuple(p for stage in range(len(over.layers)) if (p := rounds.agreed(over, stage))),
@@ -430,7 +451,7 @@ class Runs:
             train_loss=loss if loss is not None else job.train_loss,
             pace=paced(job.pace, work.run, work.now, over.started),
         )
-        await self._halts.warn(work)
+        await self._pauses.warn(work)
         work.note("round", completed_words(over.number, len(contributors), work.run.replicas, loss))
         if words := left_out_words(over, training.loss_scale):
             work.note("overflow", words)
@@ -439,7 +460,7 @@ class Runs:
             seal_commitments(work, record, commits)
         else:
             await federating.conclude(work, record, commits)
-        self._context.metrics.count("rounds_complete_total")
+        work.count("rounds_complete_total")
 
     async def _store_commits(self, work: UnitOfWork, over: Round, pot: int, why: Unpaid) -> list[CommitRecord]:
         """A record for every member that committed; contributors share the pot by operations, others nothing: ``why``."""
@@ -472,7 +493,8 @@ class Runs:
             share = shares.get(lease, 0)
             made = commit_of(work.job, over, seat, payout, parameters[seat.stage], tokens, state, share, anchor)
             unpaid = "" if state == "pending" else why if state == "void" else "expelled"
-            stored.append(await work.tx.insert(msgspec.structs.replace(made, why=unpaid)))
+            stored.append(msgspec.structs.replace(made, why=unpaid))
+        await work.tx.insert_all(stored)
         return stored
 
     async def _anchors(self, work: UnitOfWork, over: Round) -> dict[int, Digest]:
@@ -571,11 +593,3 @@ class Runs:
             col(RoundRecord.concluded).equals(False),
         )
         return bool(await work.tx.find(RoundRecord, *where, limit=1))
-
-
-def _begin_anew(work: UnitOfWork, leases: Collection[str]) -> None:
-    """Have workers start again. What they were to open is gone with them, which is not their doing."""
-    for audit in [audit for audit in work.audits.values() if audit.lease in leases]:
-        work.audits[audit.id] = trust.sent_away(audit)
-    for lease in leases:
-        work.end(lease, "replaced", "begins anew")

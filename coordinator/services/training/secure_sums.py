@@ -16,6 +16,7 @@ from coordinator.domain.rounds.summing import BY_COORDINATOR, PHASES, SumAdded, 
 from coordinator.errors import NotFoundError, StoreAwayError, UnavailableError
 from coordinator.services.artifacts.artifacts import CHUNK_BYTES, ArtifactStore
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
+from protocol.federated.sum_values import beside_of
 from protocol.federated.sums import (
     BoxesOfAll,
     KeysOfAll,
@@ -30,6 +31,7 @@ from protocol.federated.sums import (
     terms_of,
 )
 from protocol.ids import Digest, NodeAddress
+from protocol.job.federated import FederatedSpec
 from protocol.secure_sum import (
     KeysTold,
     ListSigned,
@@ -50,8 +52,10 @@ Answers = dict[NodeAddress, SumAnswer]
 class _Course:
     """A round's sum on its way."""
 
-    def __init__(self, key: tuple[int, int], terms: SumTerms, nodes: Mapping[int, NodeAddress]) -> None:
-        self.key, self.terms, self.nodes = key, terms, nodes
+    def __init__(
+        self, key: tuple[int, int], terms: SumTerms, nodes: Mapping[int, NodeAddress], spec: FederatedSpec, clip: float
+    ) -> None:
+        self.key, self.terms, self.nodes, self.spec, self.clip = key, terms, nodes, spec, clip
         self.server = SumServer(terms)
         self.phase = PHASES[0]
         self.said: dict[type[SumAnswer], Answers] = {}
@@ -157,14 +161,17 @@ class SecureSums:
                 return
             federated = work.job.spec.federated
             assert federated is not None
+            assert federated.privacy is not None
             terms = terms_of(work.job.id, federated, *key, current.sum.length)
-            course = _Course(key, terms, {seat.replica: seat.node for seat in current.seats})
+            clip = federated.privacy.clip if current.clip is None else current.clip
+            course = _Course(key, terms, {seat.replica: seat.node for seat in current.seats}, federated, clip)
             self._courses[work.job.id] = course
         if PHASES.index(course.phase) > PHASES.index(current.sum.phase):  # What it had come to was not stored.
             self._lose(work, current, OTHER_PROCESS)
             return
         try:
             while course.phase != current.sum.phase:
+                work.moved_memory = True
                 course.follow(current)
         except SecureSumError as error:
             self._lose(work, current, str(error))
@@ -224,7 +231,8 @@ class SecureSums:
                 return await self._added(course)
             total = await asyncio.to_thread(course.server.total, course.shown)
             whole = memoryview(total)
-            return SumMade(await self._artifacts.put(_pieces(whole), None, len(whole)))
+            beside = beside_of(whole, course.spec, course.clip, len(course.summands))
+            return SumMade(await self._artifacts.put(_pieces(whole), None, len(whole)), dict(beside))
         except (SecureSumError, NotFoundError, UnavailableError) as error:
             LOG.warning("a sum of job %s cannot be made: %s", job, error)
             return SumLost(str(error))

@@ -3,15 +3,16 @@
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from math import inf
+from typing import Any
 
 import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain import placement
-from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import FAULTS, Lease
-from coordinator.domain.placement import Candidate, NoPlacementError, Placement
+from coordinator.domain.placement import Candidate, Placement
 from coordinator.domain.rounds import period
 from coordinator.domain.rounds.run import Holder, Run, evaluations, lateness_of, training_of, whole_replicas
 from coordinator.services.audits.auditor_capacity import Watching
@@ -19,11 +20,14 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
 from coordinator.services.core.domain_events import SeatsMoveNext
 from coordinator.services.core.unit_of_work import UnitOfWork
+from coordinator.services.network.claims import could_go
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.payees import MAX_PAYEES, affordable, payable, payees_of
 from coordinator.services.training import federating
 from coordinator.services.training.job_faults import too_many_at_once
+from coordinator.services.training.moves import awaits_openings, movable
+from coordinator.services.training.plan_search import PlanSearch
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord
 from ledger import events as ledger_events
@@ -36,6 +40,7 @@ MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is 
 FORGIVEN_S = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
 MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
 WARY_RESTARTS = 3  # Of a round, in a row: from then on those come first whose work was verified before.
+SEEK_S = 1.0  # Between two looks for spares: each goes through all nodes that are here.
 OPENINGS_S = 5.0  # Moves hold the next round for so long at most, until the last one's steps are opened.
 UNSEEN = "what they compute in this job can be looked at by machines of their kind only, and the operator has none"
 
@@ -71,13 +76,23 @@ class Staffing:
         self._links = links
         self._watching = watching
         self._waiting: dict[str, float] = {}
+        self._search = PlanSearch(links)
         self._crowded: set[str] = set()
         self._told: dict[str, str] = {}  # Of each job that waits for something, what was said of it.
         self._deserted: dict[str, float] = {}
-        self._warned: dict[
-            str, frozenset[str]
-        ] = {}  # Of each job the leases whose node's stake is too little, and that was said.
+        # Of each job the leases whose node's stake is too little, and that was said.
+        self._warned: dict[str, frozenset[str]] = {}
+        self._sought: dict[str, float] = {}  # When a job that has all seats last looked for spares.
         self._looked: dict[str, int] = {}  # Rounds that were done when seats were last compared with what could be.
+        every = (self._waiting, self._told, self._deserted, self._warned, self._sought, self._looked)
+        self._of_jobs: tuple[dict[str, Any], ...] = every
+
+    def forget(self, job: str) -> None:
+        """A job is over, or rests."""
+        for known in self._of_jobs:
+            known.pop(job, None)
+        self._crowded.discard(job)
+        self._search.forget(job)
 
     async def plan(self, work: UnitOfWork) -> None:
         """Put nodes on a funded job; it stays funded while there are too few.
@@ -91,26 +106,25 @@ class Staffing:
         free = payable(await self._willing(work, self._nodes.candidates()), frozenset())
         since = self._waiting.setdefault(work.job.id, self._context.clock.now())
         patient = self._context.clock.now() - since < self._context.config.start_grace_seconds
-        found, shape = None, shape_of(work)
+        shape = shape_of(work)
         federated = work.job.spec.federated
-        for replicas in federating.replicas_tried(work.job.spec, quote.replicas, patient=patient):
-            try:
-                found = placement.choose(shape, training, free, quote.stages, replicas, self._links.map)
-            except NoPlacementError:
-                continue
-            break
+        tried = federating.replicas_tried(work.job.spec, quote.replicas, patient=patient)
+        found = self._search.find(work.job, shape, free, tried, self._nodes.known_auditors())
         if found is None:
+            if self._search.is_unseen(work.job.id):
+                return
             if federated is not None and (why := federating.why_waiting(work.job, free)):
                 self._wait(work, why)
-            elif federated is None:
-                await self._claim(work, free)
+            await self._claim(work, free)
             return
         self._nodes.claims.drop(work.job.id)
         by_node = {candidate.node: candidate for candidate in free}
         classes = {seat: by_node[node].env_class for seat, node in found.seats.items()}
         if federated is None and (why := self._watching.unseen(shape, training, found.layers, classes)):
+            self._search.unseen(work.job.id)
             self._wait(work, why)
             return
+        self._search.forget(work.job.id)
         self._told.pop(work.job.id, None)
         del self._waiting[work.job.id]
         rounds = period.planned(training, quote.replicas, found)
@@ -144,26 +158,28 @@ class Staffing:
         self._seat(work, [(by_node[node], seat) for seat, node in sorted(found.seats.items())])
 
     async def _claim(self, work: UnitOfWork, free: Sequence[Candidate]) -> None:
-        """Plan with what arrays could give back, too, and have them do so: as many replicas as are no more than a share."""
+        """Plan with what others could give back, too, and have them do so: as many replicas as are no more than a share."""
         there = await self._with_spare(work, free)
         if not there:
             return
         quote, claims = work.job.quote, self._nodes.claims
-        for replicas in federating.replicas_tried(work.job.spec, quote.replicas, patient=False):
-            if replicas > 1 and replicas * quote.stages > claims.share(len(there)):
-                continue
-            try:
-                found = placement.choose(
-                    shape_of(work), work.job.spec.training, there, quote.stages, replicas, self._links.map
-                )
-            except NoPlacementError:
-                continue
-            claims.claim(work.job.id, set(found.seats.values()))
+        if (federated := work.job.spec.federated) is not None:  # Its owners' own nodes: nobody else's will do.
+            claims.claim(work.job.id, {one.node for one in there} if len(there) >= federated.least_owners else ())
             return
-        claims.claim(work.job.id, ())
+        tried = federating.replicas_tried(work.job.spec, quote.replicas, patient=False)
+        tried = [number for number in tried if number == 1 or number * quote.stages <= claims.share(len(there))]
+        shape, training = shape_of(work), work.job.spec.training
+        found = self._search.find(work.job, shape, there, tried, self._nodes.known_auditors(), claiming=True)
+        if found is not None:
+            by_node = {one.node: one.env_class for one in there}
+            classes = {seat: by_node[node] for seat, node in found.seats.items()}
+            if self._watching.unseen(shape, training, found.layers, classes):
+                self._search.unseen(work.job.id, claiming=True)
+                found = None
+        claims.claim(work.job.id, () if found is None else set(found.seats.values()))
 
     async def _with_spare(self, work: UnitOfWork, free: Sequence[Candidate]) -> list[Candidate]:
-        """Free nodes, and those that arrays could give back; empty where nothing new is to be claimed."""
+        """Free nodes, and those that others could give back; empty where nothing new is to be claimed."""
         claims = self._nodes.claims
         if not claims.is_due(work.job.id):
             return []
@@ -171,7 +187,8 @@ class Staffing:
         if claims.renew(work.job.id, spare | {one.node for one in free}):
             return []
         could = await self._willing(work, [one for one in self._nodes.seatable() if one.node in spare])
-        return payable([*free, *could], frozenset())
+        both = [*free, *could]
+        return payable(both, frozenset()) if work.run is None else await self._payable(work, both)
 
     def _wait(self, work: UnitOfWork, why: str) -> None:
         if self._told.get(work.job.id) != why:
@@ -195,31 +212,49 @@ class Staffing:
             work.note("unused", f"without a seat: {listed(nodes)}: {reason}")
 
     async def repair(self, work: UnitOfWork) -> None:
-        """Fill empty seats with spares and free nodes, else complete one broken replica with another; then hold spares."""
+        """Fill empty seats with spares and free nodes, else complete one broken replica with another; then hold spares, and
+        give those back that another job waits for."""
+        await self._fill_seats(work)
+        self.give_back(work)
+
+    def give_back(self, work: UnitOfWork) -> None:
+        """End leases of spares that another job waits for."""
+        claimed = self._nodes.claims.claimed(work.job.id)
+        for lease in [lease for lease in self._spares_of(work) if lease.node in claimed]:
+            if self._can_go(work, lease):
+                work.end(lease.id, "replaced", "another job waits for it")
+
+    def _can_go(self, work: UnitOfWork, spare: Lease) -> bool:
+        """Whether a spare looks at nothing, and others could."""
+        looks = {audit.auditor_lease for audit in work.audits.values()}
+        sides = {node for one in work.disputes.values() for node in (one.dispute.prover, one.dispute.challenger)}
+        busy = spare.id in looks or spare.node in sides
+        return not busy and could_go(spare, work.leases.values(), self._context.config.auditors)
+
+    async def _fill_seats(self, work: UnitOfWork) -> None:
         assert work.run is not None
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat}
         seats = [(s, p) for s in range(len(work.run.layers)) for p in range(work.run.replicas)]
         missing = [seat for seat in seats if seat not in holders]
         self._release_spares(work)
         self._warn_unstaked(work)
-        own = self._context.config.auditors  # They look, and neither step in nor count as spares.
-        spares = {lease.node: lease for lease in work.leases.values() if lease.seat is None and lease.node not in own}
+        spares = {lease.node: lease for lease in self._spares_of(work)}
+        if not missing and not self._may_move(work, holders, len(spares)):
+            return
         seated = {lease.node for lease in holders.values()}  # Granted just now, they are not yet known as busy.
         willing = await self._willing(work, self._nodes.candidates(tuple(spares)))
-        free = [candidate for candidate in willing if candidate.node not in seated]
-        federated = (
-            work.job.spec.federated is not None
-        )  # An owner's seat is for that owner alone, and nobody stands by.
+        awaited = frozenset() if missing else self._nodes.claims.claimed(work.job.id) - spares.keys()
+        free = [candidate for candidate in willing if candidate.node not in seated | awaited]
+        # An owner's seat is for that owner alone, and nobody stands by.
+        federated = work.job.spec.federated is not None
         if not missing:
-            if (
-                not federated
-                and not await self._replace_leaving(work, holders, spares, free)
-                and not await self._improve(work, holders, spares, free)
-            ):
+            self._nodes.claims.drop(work.job.id)
+            moved = federated or await self._replace_leaving(work, holders, spares, free)
+            if not moved and not await self._improve(work, holders, spares, free):
                 self._hold_spares(work, free, spares)
             return
         free = await self._payable(work, free)
-        known = {c.node: c for c in self._nodes.everybody()}
+        known = self._nodes.known(seated) | {c.node: c for c in free}
         held = {seat: known[lease.node] for seat, lease in holders.items() if lease.node in known}
         memory = memory_needed(work)
         filled = self._own_seats(work.run, missing, free, memory)
@@ -229,15 +264,33 @@ class Staffing:
             others = [candidate for candidate in free if candidate.node not in filled.values()]
             for some in await self._steady_first(work, others):
                 filled |= placement.fill([seat for seat in rest if seat not in filled], held, some, memory)
-                held |= {seat: known[node] for seat, node in filled.items() if node in known}
+                held |= {seat: known[node] for seat, node in filled.items()}
         self._hand_over(work, filled, spares, free)
         rest = [seat for seat in missing if seat not in filled]
-        room = max(self._nodes.claims.share(len(known)), len(work.run.layers)) - len(held)
-        if rest and not returning and (could := await self._with_spare(work, free)):
+        left = [candidate for candidate in free if candidate.node not in filled.values()]
+        if rest and not returning and (could := await self._with_spare(work, left)):
+            share = len(seats) if federated else self._nodes.claims.share(len(self._nodes.everybody()))
+            room = max(share, len(work.run.layers)) - len(held)
             claimed = placement.fill(rest[: max(0, room)], held, could, memory)
             self._nodes.claims.claim(work.job.id, set(claimed.values()))
         if not returning and not federated:
             self._merge(work, [seat for seat in missing if seat not in filled], memory)
+
+    def _may_move(self, work: UnitOfWork, holders: Mapping[tuple[int, int], Lease], spares: int) -> bool:
+        """Whether anything can come of looking for nodes while all seats are taken: every report of a job asks."""
+        assert work.run is not None
+        if work.job.spec.federated is not None:
+            return False
+        now = self._context.clock.now()
+        if spares < self._spares() and now - self._sought.get(work.job.id, -inf) >= SEEK_S:
+            self._sought[work.job.id] = now
+            return True
+        looked = work.run.done - self._looked.get(work.job.id, 0) >= placement.REST_ROUNDS
+        return work.run.round is None and (looked or any(self._why_leaving(x.node) for x in holders.values()))
+
+    def _spares(self) -> int:
+        """How many a job is to have."""
+        return 0 if self._nodes.claims.crowded else self._context.config.spares
 
     def _own_seats(
         self, run: Run, missing: Sequence[tuple[int, int]], free: Sequence[Candidate], memory: placement.Needed
@@ -306,8 +359,10 @@ class Staffing:
         run = work.run
         assert run is not None
         since = run.done - self._looked.get(work.job.id, 0)
-        known = {c.node: c for c in self._nodes.everybody()}
-        if run.round is not None or since < placement.REST_ROUNDS or any(x.node not in known for x in holders.values()):
+        if run.round is not None or since < placement.REST_ROUNDS:
+            return False
+        known = self._nodes.known(lease.node for lease in holders.values())
+        if any(x.node not in known for x in holders.values()):
             return False
         if any(self._nodes.is_draining(lease.node) for lease in holders.values()):
             return False  # It would have to get another seat.
@@ -317,11 +372,12 @@ class Staffing:
         found = placement.reseat(
             shape_of(work), training, run.layers, held, free, self._links.map, rounds_left=left, rounds_since=since
         )
-        if found and _awaits_openings(work) and work.now - run.advanced < OPENINGS_S:
+        if found and awaits_openings(work) and work.now - run.advanced < OPENINGS_S:
             work.record(SeatsMoveNext())
             return False
-        seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found.seats) if found else {}
+        seats = movable(work, {seat: lease.node for seat, lease in holders.items()}, found.seats) if found else {}
         if found is None or len(seats) == len(found.seats):
+            work.moved_memory = True
             self._looked[work.job.id] = run.done  # Else who is asked to open a step follows after the next round.
         if found is None or not seats:
             return False
@@ -343,14 +399,23 @@ class Staffing:
                 work.note(
                     "stake", f"{text}, and a node with stake takes this one between two rounds as soon as one is free"
                 )
-        self._warned[work.job.id] = frozenset(lease.id for lease in short)
+        warned = frozenset(lease.id for lease in short)
+        work.moved_memory |= warned != self._warned.get(work.job.id, frozenset())
+        self._warned[work.job.id] = warned
+
+    def _spares_of(self, work: UnitOfWork) -> list[Lease]:
+        """The job's spares; the operator's auditors look, and neither step in nor count as such."""
+        own = self._context.config.auditors
+        return [lease for lease in work.leases.values() if lease.seat is None and lease.node not in own]
 
     def _release_spares(self, work: UnitOfWork) -> None:
         """Spares that drain, or that an array can use, stand by no more, since nothing waits for them."""
-        own, crowded = self._context.config.auditors, self._nodes.claims.crowded
+        spares = self._spares_of(work) if self._nodes.claims.crowded else ()
+        array = [lease for lease in spares if self._can_go(work, lease)]
         for lease in [lease for lease in work.leases.values() if lease.seat is None]:
-            array = "an array can use it meanwhile" if crowded and lease.node not in own else ""
-            if why := self._nodes.why_draining(lease.node) or array:
+            if why := self._nodes.why_draining(lease.node) or (
+                "an array can use it meanwhile" if lease in array else ""
+            ):
                 work.end(lease.id, "replaced", why)
 
     def _why_leaving(self, node: str) -> str:
@@ -371,14 +436,14 @@ class Staffing:
         leaving = {seat: lease for seat, lease in holders.items() if self._why_leaving(lease.node)}
         if not leaving or work.run.round is not None:
             return False
-        known = {c.node: c for c in self._nodes.everybody()}
+        known = self._nodes.known(lease.node for lease in holders.values())
         held = {s: known[lease.node] for s, lease in holders.items() if s not in leaving and lease.node in known}
         free = await self._payable(work, free)
         found = placement.fill(sorted(leaving), held, free, memory_needed(work))
-        if found and _awaits_openings(work) and work.now - work.run.advanced < OPENINGS_S:
+        if found and awaits_openings(work) and work.now - work.run.advanced < OPENINGS_S:
             work.record(SeatsMoveNext())
             return True
-        seats = _movable(work, {seat: lease.node for seat, lease in holders.items()}, found)
+        seats = movable(work, {seat: lease.node for seat, lease in holders.items()}, found)
         for seat in seats:
             why = self._why_leaving(leaving[seat].node)
             work.end(leaving[seat].id, "replaced", f"{why}: another node takes the seat")
@@ -401,7 +466,7 @@ class Staffing:
 
     def _merge(self, work: UnitOfWork, missing: Sequence[tuple[int, int]], memory: placement.Needed) -> None:
         """With no free node left, higher broken replicas give their members to lower ones."""
-        known = {c.node: c for c in self._nodes.everybody()}
+        known = self._nodes.known(lease.node for lease in work.leases.values())
         holders = {lease.seat: lease for lease in work.leases.values() if lease.seat and lease.node in known}
         fits = {
             stage: frozenset(
@@ -418,7 +483,7 @@ class Staffing:
         self._seat(work, moving)
 
     def _hold_spares(self, work: UnitOfWork, free: Sequence[Candidate], spares: dict[str, Lease]) -> None:
-        wanted = 0 if self._nodes.claims.crowded else self._context.config.spares - len(spares)
+        wanted = self._spares() - len(spares)
         memory = memory_needed(work)
         stages = range(len(memory["main"]))
         for candidate in [c for c in free if c.node not in spares][: max(0, wanted)]:
@@ -485,6 +550,7 @@ class Staffing:
         admitted = payable(candidates, payees)
         if len(payees) >= MAX_PAYEES and len(admitted) < len(candidates) and work.job.id not in self._crowded:
             self._crowded.add(work.job.id)
+            work.moved_memory = True
             refused = next(c.node for c in candidates if c not in admitted)
             work.note(
                 "crowded",
@@ -492,43 +558,6 @@ class Staffing:
                 "from now on only nodes of those accounts take seats",
             )
         return admitted
-
-
-def _awaits_openings(work: UnitOfWork) -> bool:
-    """Whether somebody still has to open a step, or may have to once its round is drawn."""
-    undrawn = work.run is not None and work.run.undrawn
-    return bool(undrawn) or any(_is_asked(work, audit) for audit in work.audits.values())
-
-
-def _is_asked(work: UnitOfWork, audit: Audit) -> bool:
-    """Whether somebody who has a seat still has to open a step; who has lost it may come back, and needs none for that."""
-    return audit.state in ("drawn", "opening", "showing") and audit.lease in work.leases
-
-
-def _movable(
-    work: UnitOfWork, holders: Mapping[tuple[int, int], str], moves: Mapping[tuple[int, int], str]
-) -> dict[tuple[int, int], str]:
-    """The moves without those that must wait.
-
-    Who still has to open a step is paid for it only if it does. And of each stage somebody stays, who has its newest state,
-    unless that is stored.
-    """
-    own = {node: seat for seat, node in holders.items()}
-    asked = {(audit.stage, audit.replica) for audit in work.audits.values() if _is_asked(work, audit)}
-    stay = set(moves) if work.run is not None and work.run.undrawn else asked & set(moves)
-    stored = work.run is not None and work.run.done == work.run.base.done  # Then whoever comes takes it from here.
-    for stage in set() if stored else {stage for stage, _ in moves}:
-        members = {seat for seat in holders if seat[0] == stage}
-        if members <= set(moves) - stay:
-            stay.add(min(members))
-    changed = True
-    while changed:  # Who cannot leave keeps his seat, so who would take it keeps his.
-        before = len(stay)
-        for seat, node in moves.items():
-            if own.get(node) in moves and (seat in stay) != (own[node] in stay):
-                stay |= {seat, own[node]}
-        changed = len(stay) > before
-    return {seat: node for seat, node in moves.items() if seat not in stay}
 
 
 def _planned(stages: int, replicas: int) -> str:

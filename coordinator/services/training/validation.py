@@ -39,7 +39,7 @@ class HeldOut:
         work.change_run(round=msgspec.structs.replace(current, weighed=True, **known))
         when = f"before round {current.number + 1}" if current.steps else "after the last round"
         if outcome.loss is None:
-            self._context.metrics.count("heldout_undecided_total")
+            work.count("heldout_undecided_total")
             said = ", ".join(f"{current.measured[replica].loss:.4f}" for replica in sorted(current.measured))
             work.note("differs", f"the loss on held-out text {when} is not known: computers came to {said}")
         else:
@@ -67,7 +67,7 @@ class HeldOut:
 
         It is a fault only where one owner has all of the replica: else somebody has perhaps been given wrong activations.
         """
-        self._context.metrics.count("heldout_differs_total")
+        work.count("heldout_differs_total")
         seats = [seat for seat in current.seats if seat.replica == replica]
         alone = len({seat.owner or seat.node for seat in seats}) == 1
         for seat in seats:

@@ -8,6 +8,7 @@ from typing import Literal, cast
 from common.untrusted_text import untrusted
 from coordinator.domain.audits.trust import Audit, AuditState
 from coordinator.domain.job import Job
+from coordinator.domain.lease import Lease
 from coordinator.errors import NotFoundError
 from coordinator.services.audits.disputes import evidence_digest, evidence_of
 from coordinator.services.audits.evidence import read_evidence
@@ -20,7 +21,7 @@ from coordinator.services.payments import tallies
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.views import resources
-from coordinator.store.ports import Condition, Transaction, col
+from coordinator.store.ports import Condition, Place, Scalar, Transaction, col
 from coordinator.store.records import CommitRecord, DisputeRecord, NodeRecord, OutboxKind, OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
 from ledger.states import EscrowState
@@ -31,6 +32,7 @@ from protocol.pay_reasons import SHARES
 from protocol.rest import ledger
 
 MAX_NODE_JOBS = 100  # Of a node, those it worked for last.
+MAX_LOOKS = 5  # At so many leases of a node each: one that is often in, and never works, has fewer jobs on its page.
 MAX_RECENT = 100  # Audits and payouts on a node's page; the rest is under the job that they belong to.
 _WORK_BY = (
     col(CommitRecord.job),
@@ -312,17 +314,14 @@ async def _rows_of(
 
 async def _work_of(tx: Transaction, node: str) -> tuple[tuple[ledger.NodeJob, ...], Sequence[OutboxRecord]]:
     """A node's jobs, newest first, and the transactions that paid it."""
-    groups = await tx.sums(CommitRecord, col(CommitRecord.amount), _WORK_BY, col(CommitRecord.node).equals(node))
-    newest = await _newest(tx, sorted({str(key[0]) for key in groups}))
+    groups = await _work_in_newest(tx, node)
     ids = sorted({int(number) for key in groups for number in key[3:] if number is not None}, reverse=True)
-    needed = {number for key in groups if str(key[0]) in newest for number in key[3:]}
     rows: list[OutboxRecord] = []
     for start in range(0, len(ids), MAX_IDS):
-        enough = sum(row.kind == "settle" for row in rows) >= MAX_RECENT
-        asked = tuple(number for number in ids[start : start + MAX_IDS] if not enough or number in needed)
-        rows += await tx.find(OutboxRecord, col(OutboxRecord.id).in_(asked), newest=True) if asked else []
+        asked = tuple(ids[start : start + MAX_IDS])
+        rows += await tx.find(OutboxRecord, col(OutboxRecord.id).in_(asked), newest=True)
     by_id = {row.id: row for row in rows}
-    jobs = await _names_of(tx, newest)
+    jobs = await _names_of(tx, (str(key[0]) for key in groups))
     kept = sorted(jobs.values(), key=lambda job: job.created, reverse=True)
     sums: dict[str, defaultdict[str, int]] = {job.id: defaultdict(int) for job in kept}
     unpaid: dict[str, defaultdict[ShareState, int]] = {job.id: defaultdict(int) for job in kept}
@@ -354,14 +353,26 @@ async def _work_of(tx: Transaction, node: str) -> tuple[tuple[ledger.NodeJob, ..
     return found, [row for row in rows if row.kind == "settle"][:MAX_RECENT]
 
 
-async def _newest(tx: Transaction, jobs: Sequence[str]) -> list[str]:
-    """The newest of these jobs: as many as a node's page has."""
-    ages: list[tuple[float, str]] = []
-    for start in range(0, len(jobs), MAX_IDS):
-        some: Condition = col(Job.id).in_(jobs[start : start + MAX_IDS])
-        found = await tx.sums(Job, col(Job.version), (col(Job.created), col(Job.id)), some)
-        ages += [(cast(float, created), str(job)) for created, job in found]
-    return [job for _, job in sorted(ages, reverse=True)[:MAX_NODE_JOBS]]
+async def _work_in_newest(tx: Transaction, node: str) -> dict[tuple[Scalar, ...], tuple[int, int]]:
+    """What a node has done in the jobs that it took a seat in last, as many as its page has: however long it has been here."""
+    found: dict[tuple[Scalar, ...], tuple[int, int]] = {}
+    jobs: set[str] = set()  # That it has worked in; it left others before a round was done.
+    seen: set[str] = set()
+    after: Place | None = None
+    for _ in range(MAX_LOOKS):
+        held = await tx.find(Lease, col(Lease.node).equals(node), newest=True, limit=MAX_NODE_JOBS, after=after)
+        some = tuple(dict.fromkeys(lease.job for lease in held if lease.job not in seen))
+        seen |= set(some)
+        of_node: Condition = col(CommitRecord.node).equals(node)
+        in_some: Condition = col(CommitRecord.job).in_(some)
+        sums = await tx.sums(CommitRecord, col(CommitRecord.amount), _WORK_BY, of_node, in_some) if some else {}
+        worked = {str(key[0]) for key in sums}
+        jobs |= set([job for job in some if job in worked][: MAX_NODE_JOBS - len(jobs)])
+        found |= {key: figures for key, figures in sums.items() if str(key[0]) in jobs}
+        if len(held) < MAX_NODE_JOBS or len(jobs) == MAX_NODE_JOBS:
+            break
+        after = (held[-1].granted, held[-1].fence, held[-1].id)
+    return found
 
 
 def _sentences(unpaid: Mapping[ShareState, int]) -> tuple[str, ...]:

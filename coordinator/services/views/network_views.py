@@ -1,6 +1,7 @@
 """What the network page shows."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from common.untrusted_text import untrusted
 from coordinator.domain.job import Job, JobState
@@ -24,6 +25,9 @@ NO_RELAYS = (
     "this network's relays are for computers that may lend here: the line can be tested once this one has been let in"
 )
 _NONE = (0, 0)  # How many there are, and their sum.
+
+# Most nodes are what they were when somebody looked before.
+_node_view = lru_cache(2 * MAX_NODES)(resources.node_view)
 
 
 class NetworkService:
@@ -78,10 +82,8 @@ class NetworkService:
         async with self._context.store.transaction() as tx:
             records = await tx.find(NodeRecord, limit=MAX_NODES)
         busy = self._leases.busy()
-        shown = [
-            resources.node_view(record, self._nodes.session(record.address) is not None, record.address in busy)
-            for record in records
-        ]
+        here = {record.address for record in records if self._nodes.session(record.address) is not None}
+        shown = [_node_view(one, one.address in here, one.address in busy & here) for one in records]
         return sorted(shown, key=lambda node: not node.online)
 
     async def relays(self) -> Sequence[api.RelayView]:

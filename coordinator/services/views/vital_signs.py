@@ -85,7 +85,7 @@ class VitalSigns:
         }
 
     def _doing(self, session: NodeSession) -> Doing:
-        if session.node in self._leases.busy():
+        if self._leases.is_busy(session.node):
             return "busy"
         if self._nodes.is_draining(session.node):
             return "draining"

@@ -6,6 +6,18 @@ route is closed until somebody opens it.
 """
 
 from coordinator.web.auth.access import Access, access_of, costs, needs, public, shared
-from coordinator.web.auth.gate import Auth, principal, visitor
+from coordinator.web.auth.gate import Auth, budgets_of, owns, principal, visitor
 
-__all__ = ["Access", "Auth", "access_of", "costs", "needs", "principal", "public", "shared", "visitor"]
+__all__ = [
+    "Access",
+    "Auth",
+    "access_of",
+    "budgets_of",
+    "costs",
+    "needs",
+    "owns",
+    "principal",
+    "public",
+    "shared",
+    "visitor",
+]

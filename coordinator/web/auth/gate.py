@@ -35,9 +35,12 @@ SECURE_COOKIE: Final = "__Host-cottage_session"  # Browsers take this name over 
 MAX_TOKEN = 200
 ADDRESS_RATE, ADDRESS_BURST = 20.0, 200.0  # A page and what it loads are ten requests; a family shares an address.
 ACCOUNT_RATE, ACCOUNT_BURST = 50.0, 500.0
-_MAKERS: Final = frozenset({"/api/v1/jobs", "/submit"})
+MAKERS: Final = frozenset({"/api/v1/jobs", "/submit", "/submit/array", "/jobs/{job}/serve"})
+"""Routes that make a job, and lead to it."""
 _MADE: Final = re.compile(r"/jobs/([0-9a-f]{32})$")
 _PRINCIPAL: Final = web.RequestKey("principal", Principal)
+_BUDGETS: Final = web.RequestKey("budgets", Budgets)
+_OWNED: Final = web.RequestKey("owned", frozenset[str])  # Names in a path, of what is the principal's own.
 
 CheckOwner = Callable[[str, str], Awaitable[None]]
 IsShared = Callable[[str], Awaitable[bool]]
@@ -114,8 +117,8 @@ class Auth:
         """Write what was done to a job into its account's trail. ``location``: where the answer leads to."""
         if who is None or self.open_to_all or request.method in SAFE_METHODS:
             return
-        job = request.match_info.get("job")
-        made = _MADE.search(location) if request.path in _MAKERS else None
+        job, resource = request.match_info.get("job"), request.match_info.route.resource
+        made = _MADE.search(location) if resource is not None and resource.canonical in MAKERS else None
         if job is None and made is None:
             return
         action = "created" if made else request.path.rstrip("/").rpartition("/")[2]
@@ -175,6 +178,7 @@ def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner], is_
             return await handler(request)
         who = await auth.identify(request)
         auth.throttle(request, who)
+        request[_BUDGETS] = auth.budgets
         request[WHOSE] = f"address {address_of(request)}" if who is None else who.account_id
         if who is not None:
             request[_PRINCIPAL] = who
@@ -189,6 +193,7 @@ def install(app: web.Application, auth: Auth, owners: dict[str, CheckOwner], is_
             for name, check in owners.items():
                 if name in found:
                     await check(found[name], allowed.account_id)
+                    request[_OWNED] = request.get(_OWNED, frozenset()) | {name}
             rate, amount = cost_of(found.handler, not reads)
             if rate is not None:
                 await auth.budgets.take(rate, allowed.account_id, amount)
@@ -219,6 +224,16 @@ def principal(request: web.Request) -> Principal:
 def visitor(request: web.Request) -> Principal | None:
     """Who the request is from, on a page that everybody may see."""
     return request.get(_PRINCIPAL)
+
+
+def budgets_of(request: web.Request) -> Budgets:
+    """Where a handler counts what ``costs`` cannot say of all its requests."""
+    return request[_BUDGETS]
+
+
+def owns(request: web.Request, name: str) -> bool:
+    """Whether what the path names so was found to be of whom the request is from, since it was for nobody else."""
+    return name in request.get(_OWNED, frozenset())
 
 
 def person(request: web.Request) -> Principal:

@@ -22,7 +22,7 @@ from coordinator.web.auth import costs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import COMPLETION, answer
 from coordinator.web.route import Route
-from coordinator.web.stream import Writer, bound, while_there
+from coordinator.web.stream import streamed, while_there
 from protocol.rest.api import JobView
 from protocol.rest.completions import (
     AnsweredBy,
@@ -49,10 +49,10 @@ from protocol.rest.embeddings import EmbeddingList, EmbeddingRequest, embeddings
 from protocol.serving import AnsweredReport, AnswerReport, EmbeddedReport, TextReport, TokenLogprob
 
 MAX_MODELS = 100
-FIRST_S = 10.0  # Without a word for so long a stream says that it is alive: a proxy would cut it.
 _NAME = re.compile(r"([0-9a-f]{32})(?:@(start|[0-9]{1,9})|:([0-9a-f]{32}))?")
 _DONE = b"data: [DONE]\n\n"
-_ERRORS = (400, 404, 409)
+_ERRORS = (400, 404)
+_PARAMS = {"tokens": "max_tokens", "round": "model", "start": "model", "job": "model"}
 MAX_VECTORS = 8 << 20  # Bytes of the embeddings of an answer; as JSON's numbers they have five times as many.
 Reports = AsyncIterator[AnswerReport]
 
@@ -119,7 +119,10 @@ class CompletionRoutes:
         """GET /v1/models/{model}."""
         name = request.match_info["model"]
         job, point = await self._found(request, name)
-        own, *beside = _served(await self._jobs.get(job))
+        view = await self._jobs.get(job)
+        if view.spec.serve is not None and not _answers(view):  # As in the list.
+            raise NotFoundError(f"deployment {job} answers nobody now: it is {view.state}", "model")
+        own, *beside = _served(view)
         if not isinstance(point, AdapterPoint):
             return answer(msgspec.structs.replace(own, id=name))
         found = next((one for one in beside if one.id == name), None)
@@ -171,9 +174,13 @@ class CompletionRoutes:
         shape = _Shape(number, asked.model, counts, chat, int(time.time()))
         command = asked.command(secrets.randbits(63))
         async with while_there(request), aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
-            if asked.stream:
-                return await _streamed(request, shape, reports)
-            return answer(await _whole(shape, reports))
+            try:
+                if asked.stream:
+                    return await _streamed(request, shape, reports)
+                return answer(await _whole(shape, reports))
+            except CottageError as error:
+                error.field = _param(error.field, chat)
+                raise
 
     async def _found(self, request: web.Request, name: str) -> tuple[str, ModelPoint]:
         """The caller's job that a model's name means, and which of its models."""
@@ -249,24 +256,18 @@ async def _whole(shape: _Shape, reports: Reports) -> ChatCompletion | Completion
 
 
 async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> web.StreamResponse:
-    """Piece by piece. What is refused at once is an ordinary error; while a model is loaded the line is kept alive."""
+    """Piece by piece. What is refused at once is an ordinary error. The line is kept alive while a model is loaded, and while a
+    node is waited for in mid-answer."""
     response = web.StreamResponse(headers={hdrs.CACHE_CONTROL: "no-store", "X-Accel-Buffering": "no"})
-    response.content_type = "text/event-stream"
-    out: Writer | None = None
     coming = asyncio.ensure_future(anext(reports))
-    try:
-        await asyncio.wait({coming}, timeout=FIRST_S)
-        if coming.done():
-            coming.result()
-        await response.prepare(request)
-        bound(request.transport)
-        out = Writer(response, request.transport)
-        while not coming.done():
-            await out.write(b": alive\n\n")
-            await asyncio.wait({coming}, timeout=FIRST_S)
+
+    def told(error: CottageError) -> bytes:
+        return _event(api_error(error.status, error.code, untrusted(error.detail), _param(error.field, shape.chat))[1])
+
+    async with streamed(request, response, coming, told) as out:
+        report, offset = await coming, 0
         if shape.chat:
             await out.write(shape.chunk("", "assistant"))
-        report, offset = coming.result(), 0
         while isinstance(report, TextReport):
             if report.text or report.logprobs:
                 await out.write(shape.chunk(report.text, told=report.logprobs, offset=offset))
@@ -274,20 +275,12 @@ async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> we
             report = await anext(reports)
         assert isinstance(report, AnsweredReport)
         await out.write(shape.last(report))
-    except CottageError as error:
-        if out is None:
-            raise
-        _, told = api_error(error.status, error.code, untrusted(error.detail), error.field)
-        await out.write(_event(told))
-    except TimeoutError:  # A reader that takes nothing is cut off.
-        if request.transport is not None:
-            request.transport.abort()
-        return response
-    finally:
-        if coming.cancel():
-            await asyncio.wait({coming})
-    await response.write_eof()
     return response
+
+
+def _param(field: str, chat: bool) -> str:
+    """What a refusal is about, in the words of a request here."""
+    return "messages" if chat and field == "prompt" else _PARAMS.get(field, field)
 
 
 def _event(value: msgspec.Struct) -> bytes:

@@ -1,6 +1,6 @@
 """``/api/v1/admin``: what an operator sees of nodes, jobs, the outbox and files, and orders. Needs the scope ``operate``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Final, TypeVar, get_args
 
 from aiohttp import web
@@ -18,6 +18,8 @@ from coordinator.web.parameters import Query
 from coordinator.web.route import Route
 from protocol.ids import is_id
 from protocol.rest.admin import (
+    LEAST_JOB_FILES_DAYS,
+    MOST_DAYS,
     AdminJob,
     AdminJobState,
     AdminNode,
@@ -41,6 +43,15 @@ _SEARCH = Query(
     "How an address begins, the node's or the one that it pays to, or a part of the name.",
     "string",
     bounds={"maxLength": MAX_SEARCH, "pattern": "^[^\\x00]*$"},
+)
+
+_KEPT: Final[Mapping[str, tuple[str, int]]] = {
+    "job_files_days": ("a paid job's inputs, states and openings stayed after its end", LEAST_JOB_FILES_DAYS),
+    "uploads_days": ("uploaded files stayed that no job names", 1),
+}
+_POLICY = tuple(
+    Query(name, f"As if {what} for so many days.", bounds={"minimum": least, "maximum": MOST_DAYS})
+    for name, (what, least) in _KEPT.items()
 )
 
 
@@ -80,7 +91,7 @@ class OperationRoutes:
     def _others(self) -> list[Route]:
         jobs, outbox = "Jobs of all accounts, newest first, and what they wait for", f"{_ADMIN}/outbox"
         rows = "What the ledger has not confirmed, newest first: under way, or given up"
-        files = "What lies here, and what the next sweep would remove; it takes as long as a sweep"
+        files = "What lies here, and what the next sweep would remove, also by other days; it takes as long as a sweep"
         return [
             Route(
                 "GET",
@@ -108,7 +119,7 @@ class OperationRoutes:
                 queries=(_state("rows", ROW_STATES),),
                 pager=pages.ADMIN_ROWS,
             ),
-            Route("GET", f"{_ADMIN}/storage", self.storage, files, AdminStorage),
+            Route("GET", f"{_ADMIN}/storage", self.storage, files, AdminStorage, queries=_POLICY),
         ]
 
     @needs(Scope.OPERATE)
@@ -164,13 +175,27 @@ class OperationRoutes:
         )
 
     @needs(Scope.OPERATE)
-    async def storage(self, _request: web.Request) -> web.Response:
+    async def storage(self, request: web.Request) -> web.Response:
         """GET admin/storage."""
-        return answer(await self._operation.storage())
+        return answer(await self._operation.storage(*(_days_in(request, name) for name in _KEPT)))
 
     async def _order(self, request: web.Request, order: NodeOrder) -> web.Response:
         told = await read_document(request, AdminOrder)
         return answer(await self._operation.order(node_of(request), order, told.reason, ordered_by(request)))
+
+
+def _days_in(request: web.Request, name: str) -> int | None:
+    """For how long the query would have some files stay; None: it says nothing of that.
+
+    Raises:
+        InvalidError: days that nobody may choose.
+    """
+    text, (_, least) = request.query.get(name), _KEPT[name]
+    if text is None:
+        return None
+    if not (text.isascii() and text.isdigit() and len(text) < 6 and least <= int(text) <= MOST_DAYS):
+        raise InvalidError(f"{name} is {text[:40]!r}: choose {least} to {MOST_DAYS} days", name)
+    return int(text)
 
 
 def ordered_by(request: web.Request) -> OrderedBy:

@@ -1,6 +1,7 @@
 """The page of one job, its buttons, its log, and trying its model."""
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 from typing import Any, TypeVar, cast, get_args
 
 import msgspec
@@ -8,13 +9,13 @@ from aiohttp import hdrs, web
 
 from common.invitations import Invitation
 from coordinator.client.compare import settings
-from coordinator.client.deployments import chats, curl_of
+from coordinator.client.deployments import chats, curl_of, texts_only
 from coordinator.client.text import parse_amount
 from coordinator.domain.job import JobAction
 from coordinator.errors import CottageError, NotFoundError
 from coordinator.services.arrays.element_books import ElementsPort
 from coordinator.services.jobs import ports
-from coordinator.web.auth import shared, visitor
+from coordinator.web.auth import owns, shared, visitor
 from coordinator.web.pages import atlas
 from coordinator.web.pages.account import read_form
 from coordinator.web.pages.fresh import Fresh, is_live
@@ -49,15 +50,17 @@ class JobPages:
     def __init__(
         self,
         jobs: ports.JobsPort,
-        leavings: ports.OutputsPort,
+        outputs: ports.OutputsPort,
         network: ports.NetworkPort,
         market: ports.MarketPort,
         elements: ElementsPort,
         renderer: Renderer,
+        moment: Callable[[], AbstractAsyncContextManager[None]],
     ) -> None:
         self._elements = elements
+        self._moment = moment
         self._jobs = jobs
-        self._leavings = leavings
+        self._outputs = outputs
         self._network = network
         self._market = market
         self._renderer = renderer
@@ -153,11 +156,11 @@ class JobPages:
         given = {name: typed.get(name, "").strip() for name in ("url", "endpoint", "region", "key", "secret")}
         try:
             if not given["url"]:
-                await self._leavings.remove_output(job)
+                await self._outputs.remove_output(job)
             elif who is not None:
                 filled = {name: value for name, value in given.items() if value}
                 wanted = convert({**filled, "checkpoints": typed.get("checkpoints") == "1"}, api.NewOutput)
-                await self._leavings.set_output(job, who.account_id, wanted)
+                await self._outputs.set_output(job, who.account_id, wanted)
         except NotFoundError:
             raise
         except MessageError as error:
@@ -173,7 +176,7 @@ class JobPages:
         level = level if level in get_args(ports.LogLevel) else "info"
         text = request.query.get("before", "")
         before = int(text) if text.isascii() and text.isdigit() and 0 < len(text) <= 15 else MAX_ID
-        lines = await self._leavings.log(job, 0, before, search, cast(ports.LogLevel, level), LINES_PER_PAGE)
+        lines = await self._outputs.log(job, 0, before, search, cast(ports.LogLevel, level), LINES_PER_PAGE)
         ordered = sorted(lines, key=lambda line: line.id)
         return self._renderer.page(
             request,
@@ -216,7 +219,7 @@ class JobPages:
         )
 
     async def _said(self, job: str, asked: api.TrialRequest) -> str:
-        return "".join([str(piece.get("text", "")) async for piece in self._leavings.generate(job, None, asked)])
+        return "".join([str(piece.get("text", "")) async for piece in self._outputs.generate(job, None, asked)])
 
     async def _change(self, request: web.Request, change: Awaitable[api.JobView]) -> web.StreamResponse:
         try:
@@ -234,14 +237,34 @@ class JobPages:
 
     async def _values(self, job: str, server: str, *, mine: bool) -> dict[str, Any]:
         """What the page of a job shows. ``mine``: to its owner."""
+        # Where a coordinator stands by, this and the market take the way to the one at work; files may lie in a bucket. No
+        # transaction waits for either.
+        network = await self._network.view()
+        async with self._moment():
+            stored = await self._read(job, server, network, mine=mine)
+        stored |= await self._of_files(stored["job"], mine=mine)
+        members = {node.node for node in stored["nodes"] if node.state not in ("lost", "rejected")}
+        return stored | {
+            "drawing": drawing(stored["pipeline"], await self._market.links(members), NODE_LOOKS),
+            "marks": atlas.marks(await self._market.regions(members))[0],
+        }
+
+    async def _of_files(self, view: api.JobView, *, mine: bool) -> dict[str, Any]:
+        """What of it lies in files."""
+        failed, trains = view.array is not None and view.array.failed > 0, view.spec.trains
+        checkpoints = await self._outputs.checkpoints(view.id) if trains else ()
+        return {
+            "checkpoints": checkpoints,
+            "serve": usual(view) if mine and trains and (checkpoints or view.model) else None,
+            "failures": await self._elements.failures(view.id, MAX_FAILURES_SHOWN) if failed and mine else (),
+        }
+
+    async def _read(self, job: str, server: str, network: api.NetworkView, *, mine: bool) -> dict[str, Any]:
+        """What of it is stored."""
         view = await self._jobs.get(job)
         served, trains = view.spec.serve is not None, view.spec.trains
-        failed = view.array is not None and view.array.failed > 0
-        network = await self._network.view()
         nodes = await self._jobs.nodes(job)
-        checkpoints = await self._leavings.checkpoints(job) if trains else ()
         shape = pipeline(nodes)
-        members = {node.node for node in nodes if node.state not in ("lost", "rejected")}
         return {
             "job": view,
             "mine": mine,
@@ -250,19 +273,15 @@ class JobPages:
             "stoppable": view.state in STOPPABLE and view.rounds_done > 0 if trains else view.state in ENDABLE,
             "nodes": nodes,
             "pipeline": shape,
-            "drawing": drawing(shape, await self._market.links(members), NODE_LOOKS),
-            "marks": atlas.marks(await self._market.regions(members))[0],
             "map_size": (atlas.WIDTH, atlas.HEIGHT),
             "rounds": _latest(await self._jobs.rounds(job), MAX_ROWS_SHOWN),
             "commits": _latest(await self._jobs.commits(job), MAX_ROWS_SHOWN),
             "audits": _latest(await self._jobs.audits(job), MAX_ROWS_SHOWN),
             "receipts": _latest(await self._jobs.receipts(job), MAX_ROWS_SHOWN),
-            "checkpoints": checkpoints,
-            "serve": usual(view) if mine and trains and (checkpoints or view.model) else None,
             "curl": curl_of(server, view.id, chats(view)) if served else "",
+            "texts": texts_only(chats(view)) if served else "",
             "output": await self._output_of(job) if mine and trains else None,
             "metrics": await points_of(self._jobs, job) if trains else (),
-            "failures": await self._elements.failures(job, MAX_FAILURES_SHOWN) if failed and mine else (),
             "events": _latest(await self._happened(job), MAX_EVENTS_SHOWN),
             "funding": await self._jobs.funding(job) if mine and view.state not in TERMINAL else None,
             "network": network,
@@ -275,15 +294,15 @@ class JobPages:
 
     async def _output_of(self, job: str) -> api.OutputView | None:
         try:
-            return await self._leavings.output(job)
+            return await self._outputs.output(job)
         except NotFoundError:
             return None
 
     async def _is_mine(self, request: web.Request, job: str) -> bool:
         """Whether the job is the reader's own."""
         who = visitor(request)
-        if who is None:
-            return False
+        if who is None or owns(request, "job"):
+            return who is not None
         try:
             await self._jobs.check_owner(job, who.account_id)
         except NotFoundError:
@@ -293,16 +312,22 @@ class JobPages:
     async def _happened(self, job: str) -> list[api.JobEvent]:
         """All events, which come in parts."""
         events: list[api.JobEvent] = []
-        while len(events) < MAX_POINTS_READ and (part := await self._jobs.events(job, events[-1].id if events else 0)):
+        while len(events) < MAX_POINTS_READ:
+            part = await self._jobs.events(job, events[-1].id if events else 0)
             events += part
+            if len(part) < ports.MAX_ROWS:
+                break
         return events
 
 
 async def points_of(jobs: ports.JobsPort, job: str) -> list[api.Metric]:
     """All points of a job's curves, which come in parts."""
     points: list[api.Metric] = []
-    while len(points) < MAX_POINTS_READ and (part := await jobs.metrics(job, len(points))):
+    while len(points) < MAX_POINTS_READ:
+        part = await jobs.metrics(job, len(points))
         points += part
+        if len(part) < ports.MAX_ROWS:
+            break
     return points
 
 

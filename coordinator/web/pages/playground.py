@@ -52,8 +52,9 @@ class Playground:
         held = [
             f"{job.id}={serve.weights}" for job in deployed if (serve := job.spec.serve) and serve.weights != "float32"
         ]
+        contexts = [f"{job.id}={serve.context}" for job in deployed if (serve := job.spec.serve) and serve.context]
         known = {job.id: job for job in jobs}
         texts = [job.id for job in jobs if has_template(job, known) is False]
         texts += [f"{job.id}:{one}" for job in jobs if job.id in texts for one in _plain_adapters(job, known)]
-        lists = {"tuned": tuned, "served": served, "held": held, "texts": texts}
+        lists = {"tuned": tuned, "served": served, "held": held, "texts": texts, "contexts": contexts}
         return self._renderer.page(request, "playground.html", 200, longest=LONGEST, **lists)

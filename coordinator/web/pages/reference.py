@@ -16,6 +16,7 @@ CODES = (
     ("invalid", 422, "A value is out of its bounds; field says which one."),
     ("context_length_exceeded", 422, "A prompt is longer than the model can read; detail says how long it may be."),
     ("key_reused", 422, "The idempotency key was that of another request: make a new one."),
+    ("no_chat_template", 422, "Messages, for a model that has no chat template: have it go on with a text."),
     (
         "took_too_long",
         422,
@@ -33,6 +34,7 @@ CODES = (
     ("too_many", 429, "Too many requests: Retry-After says how many seconds to wait."),
     ("full", 507, "There is no room for more of it, yours or everybody's: Retry-After says when to come back."),
     ("unavailable", 503, "Not now: try again in a moment."),
+    ("unable", 503, "It was tried and failed, or cannot be done here at all: asking again as it is would not help."),
     ("store_away", 503, "The database does not answer: nothing was changed; Retry-After says when to try again."),
     ("checksum", 460, "Bytes of an upload have another digest than was said: send them again."),
     ("tus_version", 412, "Tus-Resumable names another version than 1.0.0."),

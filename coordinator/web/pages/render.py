@@ -197,6 +197,7 @@ class Renderer:
             "speed",
             "work",
             "duration",
+            "takes",
             "ratio",
             "short",
             "agreement",

@@ -13,14 +13,15 @@ from coordinator.client.deployments import (
     WEIGHTS_LABELS,
     deployment_document,
     deployment_name,
+    point_of,
     usual_budget,
     usual_words,
 )
 from coordinator.client.text import money
 from coordinator.errors import CottageError
-from coordinator.services.accounts.budgets import PRICES
+from coordinator.services.accounts.budgets import CHANGES, PRICES
 from coordinator.services.jobs import ports
-from coordinator.web.auth import costs, principal
+from coordinator.web.auth import budgets_of, costs, principal
 from coordinator.web.documents import own_origin
 from coordinator.web.pages.account import read_form
 from coordinator.web.pages.forms import read_wallet, typed_value
@@ -49,7 +50,7 @@ class ServeField:
     name: str
     label: str
     help: str
-    kind: Literal["whole", "decimal", "amount", "text", "choice", "jobs"]
+    kind: Literal["whole", "decimal", "amount", "text", "choice", "job", "jobs"]
     place: tuple[type[msgspec.Struct], str] | None
     most: int | None = None
     choices: tuple[tuple[str, str], ...] = ()
@@ -105,10 +106,18 @@ MORE = (
         "jobs",
         (ServeSpec, "adapters"),
     ),
+    ServeField(
+        "draft",
+        "Draft model",
+        "Id of a job with a small model of the same tokenizer, ID@N for its checkpoint after N rounds. It speeds up replicas of "
+        "several nodes; answers stay the same.",
+        "job",
+        (ServeSpec, "draft"),
+    ),
     ServeField("name", "Name", "How you find it again.", "text", (JobSpec, "name")),
     ServeField("submitter", "Wallet that pays", "Empty: the coordinator's test wallet.", "text", None),
 )
-_PLACES: Final[Mapping[str, str]] = {
+PLACES: Final[Mapping[str, str]] = {
     "serve.replicas": "replicas",
     "deadline_hours": "hours",
     "budget": "budget",
@@ -118,6 +127,7 @@ _PLACES: Final[Mapping[str, str]] = {
     "serve.weights": "weights",
     "serve.idle_minutes": "idle",
     "serve.adapters": "adapters",
+    "serve.draft": "draft",
     "name": "name",
     "submitter": "submitter",
 }
@@ -148,7 +158,7 @@ def usual(job: JobView) -> ServeAsked:
     """The form as it is before anybody types: the finished model, or the newest checkpoint where there is none yet."""
     round_ = "" if job.model is not None or not job.checkpoint else str(job.checkpoint)
     values = {"replicas": str(REPLICAS), "hours": f"{HOURS:g}", "budget": "", "round": round_, "context": ""}
-    values |= {"stages": "", "weights": "float32", "adapters": ""}
+    values |= {"stages": "", "weights": "float32", "adapters": "", "draft": ""}
     return ServeAsked(values | {"idle": "", "name": deployment_name(job.name), "submitter": ""}, {})
 
 
@@ -177,6 +187,7 @@ def read(typed: Mapping[str, str], job: JobView) -> ServeAsked:
         found["stages"],
         found["weights"] or "float32",
         found["adapters"] or (),
+        found["draft"],
     )
     return ServeAsked(values, errors, document, submitter, opened)
 
@@ -187,6 +198,11 @@ def _value(one: ServeField, text: str, errors: dict[str, str]) -> Any:
         return None
     if one.kind == "jobs":
         return _jobs(one, text, errors)
+    if one.kind == "job":
+        if is_id(point_of(text)[0]):
+            return text
+        errors[one.name] = f"{text[:40]!r} is no job: write the id of one, 32 hexadecimal digits"
+        return None
     try:
         kind, name = one.place
         found = codec.convert(typed_value(one.kind, text), get_type_hints(kind, include_extras=True)[name])
@@ -261,9 +277,10 @@ class ServePages:
         try:
             spec: JobSpec = codec.convert(asked.document, JobSpec)
             await own_origin(request, self._jobs, spec, whole=True)
+            await budgets_of(request).take(CHANGES, principal(request).account_id)
             made = await self._jobs.create(NewJob(spec, asked.submitter), principal(request).account_id)
         except CottageError as error:
-            place = _PLACES.get(error.field.removeprefix("spec."), "")
+            place = PLACES.get(error.field.removeprefix("spec."), "")
             opened = place in {one.name for one in MORE}
             refused = ServeAsked(asked.values, {place: error.detail}, opened=opened)
             return await self._show(request, job, refused, error.status)

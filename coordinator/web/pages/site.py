@@ -5,6 +5,7 @@ from urllib.parse import quote
 
 from aiohttp import hdrs, web
 
+from coordinator.web.arrays.pages import ArraySubmit
 from coordinator.web.auth import public
 from coordinator.web.operation.invitation_pages import InvitationPages
 from coordinator.web.operation.pages import OperationPages
@@ -67,13 +68,14 @@ class Site:
         self.reference = Reference(renderer)
         self._parts = (
             Views(jobs, network, renderer),
-            JobPages(jobs, services.leavings, network, market, services.elements, renderer),
+            JobPages(jobs, services.outputs, network, market, services.elements, renderer, services.moment),
             ServePages(jobs, network, renderer),
             Playground(jobs, renderer),
             MarketPages(network, market, services.withdrawals, renderer),
             LedgerPages(jobs, services.books, renderer),
             DisputePages(services.books, renderer),
             Submit(jobs, network, services.uploads, services.checks, renderer),
+            ArraySubmit(jobs, network, services.uploads, services.images, renderer),
             self.reference,
             Guides(renderer),
             Downloads(renderer, services.downloads),

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Final, Literal
 
 import msgspec
-from aiohttp import BodyPartReader, ClientConnectionError, hdrs, web
+from aiohttp import hdrs, web
 
 from common.untrusted_text import untrusted
 from coordinator.client.text import amount, count, duration
-from coordinator.errors import CottageError, ForbiddenError, FundsError, InvalidError, TooLargeError
+from coordinator.errors import CottageError, ForbiddenError, FundsError
 from coordinator.services.accounts.budgets import PRICES
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.uploads import UploadService
@@ -18,6 +18,7 @@ from coordinator.services.jobs import ports
 from coordinator.web.api import CHOICES
 from coordinator.web.auth import costs, principal
 from coordinator.web.documents import own_origin
+from coordinator.web.pages.form_parts import FormFile, FormLimits, keep_file, read_parts
 from coordinator.web.pages.forms import (
     ADAPTER,
     ADAPTER_SELECTS,
@@ -36,7 +37,7 @@ from coordinator.web.pages.forms import (
     read,
     read_document,
 )
-from coordinator.web.pages.render import CSRF_FIELD, Renderer, check_csrf
+from coordinator.web.pages.render import Renderer
 from protocol.ids import is_id
 from protocol.job.end_tokens import ends_of
 from protocol.job.job import JobSpec, TokenizerSpec
@@ -44,11 +45,9 @@ from protocol.models.model import PRESETS, inspect_config
 from protocol.rest.api import NewJob, NewUpload, Quote
 from protocol.rest.dataset import Check, CheckRequest
 
-MAX_FIELDS = 100
-MAX_TEXT_BYTES = 1 << 20
+_LIMITS: Final = FormLimits(100, 1 << 20, "shorten the config")
 # A file in a plain form cannot resume; larger ones go through the page's script or `cottage submit`.
 MAX_FORM_FILE = 256 << 20
-CHUNK_BYTES = 1 << 18
 REPORT_S = 1.0  # A part of the page waits so long for a check to end; then it says how far it is.
 FUNDS_S = 2.0  # The price does not wait longer for the ledger to say what a wallet holds.
 REVIEW_S = 20.0
@@ -102,7 +101,7 @@ class Submit:
             await self._jobs.check_owner(earlier, principal(request).account_id)
             spec = (await self._jobs.get(earlier)).spec
             if spec.array is not None:
-                raise web.HTTPSeeOther("/docs/run-containers", headers={hdrs.CACHE_CONTROL: "no-store"})
+                raise web.HTTPSeeOther(f"/submit/array?from={earlier}", headers={hdrs.CACHE_CONTROL: "no-store"})
             if spec.serve is not None:
                 served = spec.model.from_job
                 way = f"/jobs/{earlier}" if served is None else f"/jobs/{served}/serve"
@@ -305,60 +304,23 @@ class Submit:
     async def _typed(self, request: web.Request) -> tuple[dict[str, str], dict[str, str]]:
         """The fields of the form, and errors of files that came with it (which become artifacts on the way).
 
-        Raises:
-            ForbiddenError: the form's token is missing or wrong; it comes first, before any file is read.
-            InvalidError: not a form; TooLargeError: too many fields, or too long ones.
+        Raises: as ``read_parts``.
         """
-        if request.content_type != "multipart/form-data":
-            raise InvalidError(f"Content-Type is {request.content_type[:80]!r}: send the form as multipart/form-data")
         typed: dict[str, str] = {}
         failed: dict[str, str] = {}
-        budget = MAX_TEXT_BYTES
-        try:
-            reader = await request.multipart()
-            while (part := await reader.next()) is not None:
-                if not isinstance(part, BodyPartReader) or part.name is None or len(typed) >= MAX_FIELDS:
-                    raise InvalidError(f"a form of other fields, or of more than {MAX_FIELDS}: reload the page")
-                if part.name in _FILES:
-                    if part.filename:
-                        await self._take(request, part, typed, failed)
-                    continue
-                text = await _text(part, budget)
-                budget -= len(text)
-                typed[part.name] = text.decode("utf-8", "replace").replace("\0", "�")
-        except (ValueError, ClientConnectionError, web.RequestPayloadError) as error:
-            raise InvalidError(f"the form did not arrive whole: {error}") from error
-        check_csrf(request, typed.get(CSRF_FIELD))
+
+        async def take(file: FormFile) -> None:
+            purpose, target = _FILES[file.input]
+            new = NewUpload(MAX_FORM_FILE, untrusted(file.name), purpose)
+            try:
+                typed[target] = await keep_file(request, self._uploads, new, file.pieces())
+            except ForbiddenError:
+                raise
+            except CottageError as error:
+                failed[target] = error.detail
+
+        await read_parts(request, typed, _FILES, take, _LIMITS)
         return typed, failed
-
-    async def _take(
-        self, request: web.Request, part: BodyPartReader, typed: dict[str, str], failed: dict[str, str]
-    ) -> None:
-        check_csrf(request, typed.get(CSRF_FIELD))
-        purpose, target = _FILES[part.name or ""]
-        new = NewUpload(MAX_FORM_FILE, untrusted(part.filename or ""), purpose)
-        try:
-            typed[target] = (await self._uploads.take(new, _file(part), principal(request).account_id)).artifact or ""
-        except ForbiddenError:
-            raise
-        except CottageError as error:
-            failed[target] = error.detail
-            async for _ in _file(part):
-                pass  # The rest of the form comes after it.
-
-
-async def _text(part: BodyPartReader, limit: int) -> bytes:
-    text = bytearray()
-    while chunk := await part.read_chunk(CHUNK_BYTES):
-        text += chunk
-        if len(text) > limit:
-            raise TooLargeError(f"the form's texts have more than {MAX_TEXT_BYTES:,} bytes: shorten the config")
-    return bytes(text)
-
-
-async def _file(part: BodyPartReader) -> AsyncIterator[bytes]:
-    while chunk := await part.read_chunk(CHUNK_BYTES):
-        yield chunk
 
 
 def _fits(quote: Quote | None, filled: Filled) -> dict[str, Any]:

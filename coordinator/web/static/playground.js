@@ -4,16 +4,17 @@
 const LOADING_MS = 2500; // A model that is there has its first word by then.
 const at = (id) => document.getElementById(id);
 const [play, talk, words, spoken, form] = ["play", "talk", "words", "spoken", "say"].map(at);
+const LONGEST = Number(at("max_tokens").max);
 const settings = ["temperature", "top_p", "max_tokens", "seed"].map(at);
 const labels = new Map(); // What people call a model, by its name at /v1.
 let turns = [];
 let running = null; // What ends the answers that are under way.
 
-// What a model cannot do, or why there is no answer. `param`: the field of the request that it is about.
+// What a model cannot do, or why there is no answer. `code`: for programs.
 class Fault extends Error {
-  constructor({ message, param = null }) {
+  constructor({ message, code = null }) {
     super(message || "The coordinator does not answer as it should: try again.");
-    this.param = param;
+    this.code = code;
   }
 }
 
@@ -63,6 +64,9 @@ function request(turn, place) {
 
 // The same, past the coordinator: pieces as those of a stream.
 async function* privatePieces(turn, place) {
+  if (turn.kind === "chat" && play.dataset.texts.split(" ").includes(turn.models[place])) {
+    throw new Fault({ message: "This model has no chat template: have it continue the text, without chat.", code: "no_chat_template" });
+  }
   const what = turn.kind === "chat" ? { messages: messages(turn, place) } : { prompt: turn.words };
   const { max_tokens: tokens, seed = crypto.getRandomValues(new Uint32Array(1))[0], ...sampling } = turn.sampling;
   const [deployment] = turn.models[place].split(":");
@@ -129,7 +133,12 @@ class Answer {
   }
 
   waits() {
-    if (this.first) return;
+    if (this.first) {
+      const silent = performance.now() - this.last; // In mid-answer: its node is gone, and another one is to go on.
+      this.wait.textContent = `Waiting for a node … ${Math.round(silent / 1000)} s`;
+      this.wait.hidden = silent < LOADING_MS;
+      return;
+    }
     const waited = performance.now() - this.began;
     const loading = waited > LOADING_MS;
     if (loading && !this.told) this.look();
@@ -189,7 +198,7 @@ class Answer {
     keepingEnd(() => {
       this.note.firstElementChild.textContent = error.message;
       this.note.hidden = false;
-      if (this.turn.kind === "chat" && error.param === "messages") this.note.append(this.other());
+      if (this.turn.kind === "chat" && error.code === "no_chat_template") this.note.append(this.other());
     });
     say(`${this.name}: ${error.message}`);
   }
@@ -257,6 +266,10 @@ function fit() {
   const plainNow = ["model", "beside"].some((list) => texts.has(at(list).value.split("@")[0] || "none"));
   if (plainNow !== plain) document.querySelector(`[name=kind][value=${plainNow ? "text" : "chat"}]`).checked = true;
   plain = plainNow;
+  const contexts = new Map(play.dataset.contexts.split(" ").map((one) => one.split("=")));
+  const most = ["model", "beside"].map((list) => Number(contexts.get(at(list).value.split(":")[0])) || Infinity);
+  const room = at("max_tokens"); // More than a model reads is refused.
+  [room.max, room.value] = [Math.min(LONGEST, ...most), room.value && Math.min(room.value, ...most)];
   const served = new Set(play.dataset.served.split(" "));
   at("private-field").hidden = !["model", "beside"].every((list) => !at(list).value || served.has(at(list).value));
 }

@@ -326,7 +326,8 @@ const privately = (() => {
           ended = report.type !== "text" && (report.id === id || report.id === "session");
           if (ended && report.type === "refused") {
             const another = report.id === "session" || ["failed", "busy", "bad-begun", "unknown-token", "over"].includes(report.code);
-            throw new PrivateFault(report.detail, another);
+            const code = report.code === "no-template" ? "no_chat_template" : null; // As /v1 says it.
+            throw Object.assign(new PrivateFault(report.detail, another), { code });
           }
           if (report.id === id) yield report;
         }
@@ -375,7 +376,7 @@ const privately = (() => {
       let session = null;
       try {
         session = await Session.meet(deployment, avoid, signal);
-        names.push(session.named.name);
+        names.push(session.named.name, ...(session.named.beside_names ?? []));
         for await (const report of session.ask({ ...command, begun: tokens }, signal)) {
           if (report.type === "text") {
             tokens.push(...(report.tokens ?? []));

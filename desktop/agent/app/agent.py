@@ -24,7 +24,7 @@ from desktop.agent.coordinator.nettest import LineTests
 from desktop.agent.coordinator.network_report import usable
 from desktop.agent.coordinator.relay_orders import RelayOrders
 from desktop.agent.coordinator.session import CoordinatorSession, Introduction
-from desktop.agent.coordinator.transfer_pacing import Courtesy
+from desktop.agent.coordinator.transfer_pacing import TransferPacing
 from desktop.agent.earnings import stake_warnings, wallet
 from desktop.agent.earnings.earnings_estimate import WorthWatch
 from desktop.agent.earnings.promises import PromiseFolder
@@ -43,7 +43,7 @@ from desktop.agent.jobs.peer_audits import Accusation
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.private_door import PrivateDoor
 from desktop.agent.jobs.state_replication import States
-from desktop.agent.jobs.state_store import Shelf
+from desktop.agent.jobs.state_store import StateStore
 from desktop.agent.jobs.tasks import HeldTask, Tools
 from desktop.agent.jobs.traffic_usage import LineShare
 from desktop.agent.jobs.weight_exchange import WeightExchange
@@ -98,12 +98,12 @@ class Agent:
         self._limits = LineLimits.of(settings)
         self._share = parts.others.line or LineShare(parts.home.usage, self._limits, clock.time())
         self._peers = Peers(parts.key.address, clock)
-        courtesy, cache = Courtesy(clock, self._share.allowance, self._peers.links), settings.disk_gb * 10**9
-        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, cache, books.cache, courtesy)
-        self._shelf = shelf = Shelf(parts.home.states, parts.key.seed)
-        shelf.lend(cache)
-        self._states = States(parts.key.address, shelf, self._peers.carry, clock)
-        self._records = CrashRecords(parts.home.records, parts.key.seed, shelf, settings.coordinator, cache, clock.time)
+        pacing, cache = TransferPacing(clock, self._share.allowance, self._peers.links), settings.disk_gb * 10**9
+        self._artifacts = Artifacts(settings.coordinator, parts.home.cache, clock, cache, books.cache, pacing)
+        self._store = store = StateStore(parts.home.states, parts.key.seed)
+        store.lend(cache)
+        self._states = States(parts.key.address, store, self._peers.carry, clock)
+        self._records = CrashRecords(parts.home.records, parts.key.seed, store, settings.coordinator, cache, clock.time)
         self._peers.states = self._states
         self._peers.weights = self._weights = WeightExchange(self._peers.carry, self._peers.weights_for, clock)
         self._session = CoordinatorSession(
@@ -488,7 +488,7 @@ class Agent:
         self._artifacts.limit(settings.disk_gb * 10**9)
         self._records.limit = settings.disk_gb * 10**9
         lend_disk(self._arrays, settings.disk_gb * 10**9)
-        self._shelf.lend(settings.disk_gb * 10**9)
+        self._store.lend(settings.disk_gb * 10**9)
         self._cap_power()
         if told:
             await self._introduce()

@@ -24,7 +24,7 @@ from desktop.agent.errors import CoordinatorRefusedError, SandboxError
 from desktop.agent.jobs.holdings import Holdings
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.state_replication import States
-from desktop.agent.jobs.state_store import Shelf
+from desktop.agent.jobs.state_store import StateStore
 from desktop.agent.jobs.tasks import HeldTask, Tools
 from protocol.node import (
     Acknowledged,
@@ -65,12 +65,12 @@ class Auditor:
         introduction = Introduction(parts.key, settings.payout, parts.profile)
         self._session = CoordinatorSession(settings.coordinator, introduction, self, clock)
         peers = Peers(address, clock)
-        shelf = Shelf(parts.home.states, parts.key.seed)
-        shelf.lend(settings.disk_gb * 10**9)
+        store = StateStore(parts.home.states, parts.key.seed)
+        store.lend(settings.disk_gb * 10**9)
         tools = Tools(
             parts.sandbox,
             self._artifacts,
-            States(address, shelf, peers.carry, clock),
+            States(address, store, peers.carry, clock),
             peers,
             self._send,
             parts.home.jobs,

@@ -47,7 +47,7 @@ _SHOWN = "[Desktop Entry]\nType=Application\nName=Cottage\nExec={program} --hidd
 
 
 @dataclass(frozen=True)
-class AtLogin:
+class Autostart:
     """Of one home. ``config``, ``system``: where this user's and the whole system's autostart entries are."""
 
     home: Home
@@ -55,7 +55,7 @@ class AtLogin:
     system: Path = Path("/etc/xdg")
 
     @classmethod
-    def of(cls, home: Home, environment: Mapping[str, str] = os.environ) -> "AtLogin":
+    def of(cls, home: Home, environment: Mapping[str, str] = os.environ) -> "Autostart":
         """For the user who runs this."""
         named = environment.get("XDG_CONFIG_HOME")
         try:

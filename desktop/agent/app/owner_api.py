@@ -35,12 +35,14 @@ from desktop.agent.federated.joining import (
 )
 from desktop.agent.federated.memberships import Memberships
 from desktop.agent.hardware.power import PowerCap
+from desktop.agent.images import owner_orders
+from desktop.agent.images.publishers import Publishers
 from desktop.agent.jobs.line_limits import LimitsChange, LimitsView, LineLimits
 from desktop.agent.jobs.traffic_usage import load_usage
 from desktop.agent.lending.keeper import LendingChange, LendingView, change_kept
 from desktop.agent.lending.policy import State
 from desktop.agent.updates.keeper import UpdateOrder
-from desktop.agent.updates.release import Release
+from desktop.agent.updates.release import Release, this_release
 from desktop.agent.updates.sandbox_images import Images
 from desktop.answers import (
     ActivityEvents,
@@ -48,6 +50,7 @@ from desktop.answers import (
     CardView,
     EarningsSummary,
     KeyWords,
+    PublishersView,
     SupportReport,
     UpdateView,
     WalletWithdrawal,
@@ -185,6 +188,7 @@ class OwnerApi:
             "image": self._image.view,
             "support": self.support,
             "federations": self.federations,
+            "publishers": lambda: owner_orders.seen(self._publishers),
         }
         posts: local.Posts = {
             "limits": (LimitsChange, self.change_limits),
@@ -205,6 +209,8 @@ class OwnerApi:
             "federation": (LookOrder, self.look_at_federation),
             "federation/join": (JoinOrder, self.join_federation),
             "federation/leave": (LeaveFederationOrder, self.leave_federation),
+            "publishers/accept": (owner_orders.AcceptOrder, self.accept_publisher),
+            "publishers/remove": (owner_orders.RemoveOrder, self.remove_publisher),
         }
         self._runner = await local.serve(self.home.socket, gets, posts)
         return self
@@ -475,6 +481,22 @@ class OwnerApi:
         """Raises as ``look_at_federation``."""
         found = await self._lending().joining.leave(order)
         self.activity.add(time.time(), "settings", f"left the federation {order.job[:8]}", job=order.job)
+        return found
+
+    @property
+    def _publishers(self) -> Publishers:
+        return Publishers(self.home, this_release().key)
+
+    def accept_publisher(self, order: owner_orders.AcceptOrder) -> PublishersView:
+        """Raises SettingsError."""
+        found = owner_orders.accept(self._publishers, order)
+        self.activity.add(time.time(), "settings", f"accepted images of {order.name!r} ({order.key})")
+        return found
+
+    def remove_publisher(self, order: owner_orders.RemoveOrder) -> PublishersView:
+        """Raises SettingsError."""
+        found = owner_orders.remove(self._publishers, order)
+        self.activity.add(time.time(), "settings", f"accepts no images of {order.key} any more")
         return found
 
     def _lending(self) -> Live:

@@ -22,7 +22,7 @@ from common.shutdown_signals import on_end
 from common.system_words import reason
 from desktop.agent.app import startup
 from desktop.agent.app.agent import Agent
-from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
+from desktop.agent.app.autostart import MOVED, UNIT, Autostart
 from desktop.agent.app.computer import Computer
 from desktop.agent.app.owner_api import Handles, OwnerApi
 from desktop.agent.app.selftest import SelfTestMeans, SelfTestResult, Speed, Steps
@@ -99,7 +99,7 @@ class Service:
         self.after = Next()
         self._place = place or ProgramPlace()
         self._end, self._wake, self._login = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        self._at_login, self._entry_too = AtLogin.of(home), False
+        self._at_login, self._entry_too = Autostart.of(home), False
         self._stopped = False
         self._agent: Agent | Computer | None = None
 

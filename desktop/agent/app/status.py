@@ -2,10 +2,9 @@
 (``desktop.agent.app.owner_socket``).
 
 HTTP and JSON, so that the desktop windows can ask with what they have; ``desktop.agent.app.owner_api`` answers. ``GET
-/v1/``: status,
-earnings, limits, lending, settings, activity, selftest, support. ``POST /v1/``: limits, lending, settings, selftest, nettest,
-nettest/peer, cards, update, leave, claim, withdraw, backup, restore, words; each question's type stands here or where its
-subject is.
+/v1/``: status, earnings, limits, lending, settings, activity, selftest, support, federations, publishers. ``POST /v1/``:
+limits, lending, settings, selftest, nettest, nettest/peer, cards, update, leave, claim, withdraw, backup, restore, words,
+publishers/accept, publishers/remove; each question's type stands here or where its subject is.
 """
 
 import contextlib

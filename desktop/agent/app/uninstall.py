@@ -19,7 +19,7 @@ import msgspec
 
 from common.own_folders import cache_folder
 from desktop.agent.app import status
-from desktop.agent.app.autostart import AtLogin
+from desktop.agent.app.autostart import Autostart
 from desktop.agent.base.config import Home
 from desktop.agent.base.file_lock import holder
 from desktop.agent.base.log import LOG
@@ -50,7 +50,7 @@ def uninstall(home: Home, *, images: bool = True, data: bool = True, keys: bool 
     Raises:
         HomeBusyError: the agent does not end.
     """
-    AtLogin.of(home).leave()
+    Autostart.of(home).leave()
     stopped = stop(home)
     with home.locked():
         address = home.key().address if (home.path / "node.key").exists() else ""

@@ -8,6 +8,7 @@
 """
 
 import asyncio
+import itertools
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from common.errors import SealedFileError
 from desktop.agent.arrays.element_place import ElementPlace, Finished, PlaceSize, PlaceTools
 from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.log import LOG
-from desktop.agent.base.payloads import PartPayload, Payload
+from desktop.agent.base.payloads import PartPayload, Payload, SmallPayload
 from desktop.agent.coordinator.report_outbox import MAX_UNACKNOWLEDGED
 from desktop.agent.errors import ArtifactError, UnacceptedImageError, UnwantedError, WorkerDiedError
 from desktop.agent.images.store import ElementImages
@@ -48,7 +49,12 @@ from protocol.task import TaskCommand
 MB = 1 << 20
 OWN_INPUTS_MB = 256  # For what one element reads, beside what all of them read.
 MOST_UNTOLD = MAX_UNACKNOWLEDGED // 2  # A coordinator that is away hears the rest together, once it is back.
+INPUTS_AHEAD = 8  # Runs whose inputs are fetched while others run.
+IDLE_S = 5.0  # Without a run, after which a place has no container any more.
 DELIVERIES = 4  # Results that are on their way at a time; then places wait for the line.
+
+LaidInputs = Mapping[str, tuple[str, Payload]]
+"""Path below ``/in`` -> digest and bytes."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +94,7 @@ class HeldArray(HeldTask):
         self._shared: dict[str, Payload] = {}
         self._delivering = asyncio.Semaphore(DELIVERIES)
         self._aborting: set[asyncio.Task[None]] = set()
+        self._coming: dict[int, asyncio.Task[LaidInputs | None]] = {}
 
     def command(self, body: TaskCommand) -> bool:
         """Take runs, or let go of some."""
@@ -102,6 +109,8 @@ class HeldArray(HeldTask):
             case DropElements(runs=dropped):
                 self._known |= set(dropped)
                 self._dropped |= set(dropped)
+                for coming in [self._coming.pop(run) for run in dropped if run in self._coming]:
+                    coming.cancel()
                 self._queue = deque(run for run in self._queue if run.run not in self._dropped)
                 for place in self._places:
                     if place.run_number in self._dropped:
@@ -169,7 +178,7 @@ class HeldArray(HeldTask):
                 f"and this computer lends {arrays.memory_mb:,}"
             )
         threads = max(1, arrays.threads // number)
-        longest = max(array.seconds, 0.0 if array.checker is None else array.checker.seconds)
+        longest = max(array.limit(look=False), array.limit(look=True))
         seconds = int(longest * threads) + 60
         limits = SandboxLimits(run, threads, temporary_mb=array.disk_mb, cpu_seconds=seconds)
         return number, PlaceSize(inputs, limits)
@@ -186,10 +195,10 @@ class HeldArray(HeldTask):
 
     async def _serve(self, place: ElementPlace, group: asyncio.TaskGroup) -> None:
         while True:
-            run = await self._next()
+            run = await self._next(place)
             async with self._delivering:
                 pass  # A line that is slower than the elements holds them up, not the disk.
-            inputs = await self._inputs(run)
+            inputs = await self._coming_inputs(run, group)
             if inputs is None or run.run in self._dropped:
                 continue
             finished = await place.run(run, inputs, lambda run=run: self._has_begun(run))  # type: ignore[misc]
@@ -202,18 +211,32 @@ class HeldArray(HeldTask):
             else:
                 self._has_ended(finished)
 
-    async def _next(self) -> ElementRun:
+    async def _next(self, place: ElementPlace) -> ElementRun:
         while not self._queue:
             self._wake.clear()
-            await self._wake.wait()
+            try:
+                async with asyncio.timeout(IDLE_S):
+                    await self._wake.wait()
+            except TimeoutError:
+                await place.rest()
+                await self._wake.wait()
         return self._queue.popleft()
 
-    async def _inputs(self, run: ElementRun) -> Mapping[str, tuple[str, Payload]] | None:
+    def _coming_inputs(self, run: ElementRun, group: asyncio.TaskGroup) -> "asyncio.Task[LaidInputs | None]":
+        """What a run reads, which may have been asked for already; what the next ones read is asked for now."""
+        for one in (run, *itertools.islice(self._queue, INPUTS_AHEAD)):
+            if one.run not in self._coming:
+                self._coming[one.run] = group.create_task(self._inputs(one), name="element-inputs")
+        return self._coming.pop(run.run)
+
+    async def _inputs(self, run: ElementRun) -> LaidInputs | None:
         """Path -> digest and bytes; None where they cannot be had, which is told."""
         found: dict[str, tuple[str, Payload]] = {}
         try:
             for path, digest in inputs_of_element(self.array, run.element).items():
-                payload = self._shared.get(digest) or await self.tools.artifacts.fetch_payload(digest)
+                payload = self._shared.get(digest) or await self._short(
+                    await self.tools.artifacts.fetch_payload(digest)
+                )
                 found[path] = (digest, payload)
             if run.check is not None:
                 found |= await self._looked_at(run.check)
@@ -223,6 +246,11 @@ class HeldArray(HeldTask):
             self._note_end(ElementEnd(run.run, "inputs"))
             return None
         return found
+
+    @staticmethod
+    async def _short(payload: Payload) -> Payload:
+        """The same in memory, where it is short: laying it in then waits for no disk."""
+        return SmallPayload(await asyncio.to_thread(payload.read)) if payload.size <= INLINE_BYTES else payload
 
     async def _looked_at(self, result: Digest) -> dict[str, tuple[str, Payload]]:
         """The files of a result, as they are laid in; raises ValueError where it is no archive of one."""

@@ -3,13 +3,13 @@
 import asyncio
 import contextlib
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from desktop.agent.base.payloads import PIECE, Payload, pieces_of
 from desktop.agent.errors import WorkerDiedError, WorkerError, WorkerProtocolError
-from protocol.job.elements import MAX_RESULT_FILES
+from protocol.job.elements import INLINE_BYTES, MAX_RESULT_FILES
 
 MAX_LINE = 64 << 10
 MAX_LIST_BYTES = 64 << 20  # A hundred thousand names of five hundred bytes.
@@ -21,10 +21,14 @@ class CarryError(WorkerError):
 
 @dataclass(frozen=True)
 class LeftFiles:
-    """What an element left. ``full``: there was no room for more."""
+    """What an element left. ``full``: there was no room for more.
+
+    ``contents``: all of it, where that is little: then nothing lies there any more.
+    """
 
     sizes: Mapping[str, int]
     full: bool
+    contents: Mapping[str, bytes] | None = None
 
 
 class PorterLink:
@@ -37,22 +41,45 @@ class PorterLink:
         """Empty what elements leave; raises CarryError where that cannot be."""
         _faultless(await self._ask({"do": "clear"}))
 
-    async def drop(self, path: str) -> None:
-        """Take an input away, and the folders that it leaves empty."""
-        _faultless(await self._ask({"do": "drop", "path": path}))
+    async def lay(self, gone: Sequence[str], new: Mapping[str, Payload]) -> None:
+        """Take inputs away, with the folders that they leave empty, then lay others in.
 
-    async def put(self, path: str, payload: Payload) -> None:
-        """Lay an input in; raises CarryError where there is no room, OSError where the disk has lost it."""
-        _faultless(await self._ask({"do": "put", "path": path, "size": payload.size}, payload))
+        Raises CarryError where there is no room, OSError where the disk has lost one.
+        """
+        for path in gone:
+            self._say({"do": "drop", "path": path})
+        for path, payload in new.items():
+            self._say({"do": "put", "path": path, "size": payload.size})
+            with _gone():
+                async for piece in pieces_of(payload):
+                    self._writer.write(piece)
+                    await self._writer.drain()
+        answers = [await self._answer() for _ in range(len(gone) + len(new))]
+        for answer in answers:
+            _faultless(answer)
 
-    async def left(self, most_bytes: int) -> LeftFiles:
-        """What lies there after an element; raises CarryError where it is too much, or not only plain files."""
-        answer = _faultless(await self._ask({"do": "list", "files": MAX_RESULT_FILES, "bytes": most_bytes}))
+    async def left(self, most_bytes: int, take: bool = False) -> LeftFiles:
+        """What lies there after an element; raises CarryError where it is too much, or not only plain files.
+
+        ``take``: have it with its contents where that is no more than a report takes.
+        """
+        bounds = {"files": MAX_RESULT_FILES, "bytes": most_bytes}
+        answer = _faultless(await self._ask({"do": "list", "most": INLINE_BYTES if take else -1, **bounds}))
         if not 0 <= int(answer["size"]) <= MAX_LIST_BYTES:
             raise WorkerProtocolError("the list of what an element left is too long")
         with _gone():
             found = json.loads(await self._reader.readexactly(int(answer["size"])))
-        return LeftFiles({str(path): int(size) for path, size in found}, bool(answer["full"]))
+        sizes = {str(path): int(size) for path, size in found}
+        if not answer["taken"]:
+            return LeftFiles(sizes, bool(answer["full"]))
+        if sum(sizes.values()) > INLINE_BYTES:
+            raise WorkerProtocolError("more of what an element left comes than was asked for")
+        with _gone():
+            return LeftFiles(
+                sizes,
+                bool(answer["full"]),
+                {path: await self._reader.readexactly(size) for path, size in sizes.items()},
+            )
 
     async def get(self, path: str, size: int) -> AsyncIterator[bytes]:
         """One of these, piece by piece; raises CarryError where it is not what it was."""
@@ -70,14 +97,18 @@ class PorterLink:
         """Let it end."""
         self._writer.close()
 
-    async def _ask(self, question: dict[str, Any], payload: Payload | None = None) -> dict[str, Any]:
+    async def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
+        self._say(question)
+        with _gone():
+            await self._writer.drain()
+        return await self._answer()
+
+    def _say(self, question: dict[str, Any]) -> None:
         with _gone():
             self._writer.write(json.dumps(question).encode() + b"\n")
-            if payload is not None:
-                async for piece in pieces_of(payload):
-                    self._writer.write(piece)
-                    await self._writer.drain()
-            await self._writer.drain()
+
+    async def _answer(self) -> dict[str, Any]:
+        with _gone():
             line = await self._reader.readline()
         if not line.endswith(b"\n"):
             raise WorkerDiedError("what carries an element's files has ended")

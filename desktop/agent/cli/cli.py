@@ -25,7 +25,7 @@ from common.options import whole
 from common.terminal import complain, complain_of_no_answer, say, say_json
 from common.untrusted_text import untrusted
 from desktop.agent.app import restart, status, support
-from desktop.agent.app.autostart import MOVED, UNIT, AtLogin
+from desktop.agent.app.autostart import MOVED, UNIT, Autostart
 from desktop.agent.base import log, networks
 from desktop.agent.base.activity import Activity
 from desktop.agent.base.config import DEFAULT_IMAGE, Home, Settings, payee
@@ -229,7 +229,7 @@ def _run(options: argparse.Namespace) -> int:
         after = asyncio.run(service.serve(told, options.worker_argument, stays=options.stay))
         tracing.finish()
     if after.kind == "unit":
-        if not (why := AtLogin.of(home).take_over()):
+        if not (why := Autostart.of(home).take_over()):
             return 0
         LOG.error("%s does not start, so this process goes on: %s", UNIT, why)
         os.environ[MOVED] = why

@@ -105,7 +105,9 @@ def _federations(options: argparse.Namespace) -> int:
     console, table = Terminal(), Table("Federation", "Name", "Data", "Rounds begun", "Budget")
     for one in view.joined:
         most = "no limit" if one.most is None else str(one.most)
-        budget = "none" if one.epsilon is None else f"epsilon {one.epsilon:g} at delta {one.delta:g}"
+        budget = (
+            "none" if one.epsilon is None else f"epsilon {one.epsilon:g} at delta {one.delta:g} for each {one.unit}"
+        )
         table.add_row(one.job[:8], printable(one.name), printable(one.data), f"{one.begun} of {most}", budget)
     console.print(table)
     return 0

@@ -15,7 +15,7 @@ from common.console import Terminal
 from common.options import whole
 from common.terminal import say, say_json
 from desktop.agent.app import settings, status
-from desktop.agent.app.autostart import AtLogin
+from desktop.agent.app.autostart import Autostart
 from desktop.agent.app.card_views import views_of
 from desktop.agent.app.selftest import NOT_TESTED, SelfTestResult
 from desktop.agent.base import log, networks
@@ -335,7 +335,7 @@ def _switch(on: bool) -> Callable[[argparse.Namespace], int]:
             if not on or not home.settings().coordinator:
                 raise
             home.switch.write_text("on\n")
-            AtLogin.of(home).start(wish=home.settings().at_login)
+            Autostart.of(home).start(wish=home.settings().at_login)
             _say("the agent was started; `cottage node status` says what it does")
             return 0
         _say(encode_json(view).decode() if options.json else ("lending is on" if on else "lending is off"))

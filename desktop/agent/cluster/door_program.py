@@ -183,9 +183,8 @@ def look(door: PodDoor) -> None:
 
 def main() -> None:
     """Wait for the key, then for the worker's end."""
-    ctypes.CDLL(None).prctl(
-        4, 0, 0, 0, 0
-    )  # PR_SET_DUMPABLE: the worker, who is the same user, opens neither memory nor streams.
+    # PR_SET_DUMPABLE: the worker, who is the same user, opens neither memory nor streams.
+    ctypes.CDLL(None).prctl(4, 0, 0, 0, 0)
     try:
         key = exactly(KEY)
     except Ended:

@@ -64,10 +64,11 @@ def program(machine: str) -> list[tuple[int, int, int, int]]:
     ]
     for number in (*refused, *EVERYWHERE):
         lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, ERRNO | EPERM)]
+    # Its flags are in memory; libraries fall back to clone.
     lines += [
         (EQUAL, 0, 1, CLONE3),
         (RETURN, 0, 0, ERRNO | ENOSYS),
-    ]  # Its flags are in memory; libraries fall back to clone.
+    ]
     lines += [
         (EQUAL, 0, 3, clone),
         (LOAD, 0, 0, FIRST_ARGUMENT),

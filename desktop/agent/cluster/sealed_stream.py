@@ -31,9 +31,8 @@ from desktop.agent.cluster.door_program import (
 )
 from desktop.agent.sandbox.base import MAX_LOG_BYTES
 
-WINDOW = (
-    8 << 20
-)  # Bytes that the pod has and the worker has not read; a word to hold the worker never waits behind more.
+# Bytes that the pod has and the worker has not read; a word to hold the worker never waits behind more.
+WINDOW = 8 << 20
 CLOSE_S = 2.0
 KEEP_S = 60.0  # A kubelet cuts attachments on which nothing passes, after four hours or sooner; spares are silent for longer.
 

@@ -28,7 +28,7 @@ from common.urls import at, parse_url
 from desktop.agent.base.log import LOG
 from desktop.agent.base.payloads import Payload
 from desktop.agent.coordinator.cache_contents import CacheContents
-from desktop.agent.coordinator.transfer_pacing import Courtesy
+from desktop.agent.coordinator.transfer_pacing import TransferPacing
 from desktop.agent.errors import ArtifactError, UnwantedError
 from transport.sctp.allowance import Allowance
 
@@ -90,19 +90,19 @@ class Artifacts:
         clock: Clock,
         cache_bytes: int = CACHE_BYTES,
         contents: CacheContents | None = None,
-        courtesy: Courtesy | None = None,
+        pacing: TransferPacing | None = None,
     ) -> None:
         """Keep files in ``folder``, at most ``cache_bytes`` of them.
 
         Args:
             contents: what this process has cached already; what comes is added. Any other file is deleted.
-            courtesy: paces transfers; None: they go as fast as they can.
+            pacing: paces transfers; None: they go as fast as they can.
         """
         self._base = parse_url(base_url)
         self._folder = folder
         self._clock = clock
         self._limit = cache_bytes
-        self._courtesy = courtesy or Courtesy(clock, Allowance(), dict)
+        self._pacing = pacing or TransferPacing(clock, Allowance(), dict)
         self._token: str | None = None
         self._authorised = asyncio.Event()
         self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
@@ -114,6 +114,7 @@ class Artifacts:
         for file in folder.iterdir():
             if file.name not in self.contents.keys:
                 file.unlink()
+        self._most = sum(map(_size, folder.iterdir()))  # Bytes that are here at most; some may be gone.
 
     def authorise(self, token: str) -> None:
         """Use the token of the newest ``Welcome``."""
@@ -161,9 +162,8 @@ class Artifacts:
         lock = self._locks.setdefault(digest, asyncio.Lock())
         async with lock:
             with contextlib.suppress(PermissionError):  # Windows keeps what is being read.
-                await asyncio.to_thread(
-                    (self._folder / digest).unlink, missing_ok=True
-                )  # Of gigabytes that takes a while.
+                # Of gigabytes that takes a while.
+                await asyncio.to_thread((self._folder / digest).unlink, missing_ok=True)
                 self.contents.keys.pop(digest, None)
         self._locks.pop(digest, None)
 
@@ -207,7 +207,7 @@ class Artifacts:
                         raise ArtifactError(f"the coordinator sends more of the artifact {digest} than was asked for")
                     await asyncio.to_thread(take, chunk)
                     done += len(chunk)
-                    await self._courtesy.arrived(len(chunk))
+                    await self._pacing.arrived(len(chunk))
 
         if begin < end:
             await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
@@ -234,7 +234,7 @@ class Artifacts:
 
                 async def body() -> AsyncIterator[bytes]:
                     try:
-                        async for piece in self._courtesy.pieces(payload, urgent):
+                        async for piece in self._pacing.pieces(payload, urgent):
                             stall.reschedule(loop.time() + STALL_S)
                             yield piece
                     except OSError as error:
@@ -291,7 +291,7 @@ class Artifacts:
                     raise ArtifactError(f"the artifact {digest} is larger than {MAX_ARTIFACT:,} bytes")
                 await asyncio.to_thread(writer.write, chunk, have)
                 have += len(chunk)
-                await self._courtesy.arrived(len(chunk))
+                await self._pacing.arrived(len(chunk))
 
     async def _repeat(
         self, transfer: Callable[[aiohttp.ClientSession, dict[str, str]], Awaitable[None]], what: str
@@ -325,18 +325,34 @@ class Artifacts:
 
     def _make_room(self, keep: Path) -> None:
         """Delete what was used longest ago until the cache is within its limit."""
-        files = sorted((file for file in self._folder.iterdir() if file != keep), key=lambda file: file.stat().st_mtime)
-        total = sum(file.stat().st_size for file in [*files, keep])
-        for file in files:
+        self._most += _size(keep)
+        if self._most <= self._limit:
+            return  # Thousands of short files are not looked at with each that comes.
+        found = {file: status for file in self._folder.iterdir() if (status := _status(file)) is not None}
+        total = sum(status.st_size for status in found.values())
+        for file in sorted(found.keys() - {keep}, key=lambda file: found[file].st_mtime):
             if total <= self._limit:
-                return
+                break
             if file.stem in self._locks:
                 continue  # Being fetched or handed out.
-            size = file.stat().st_size
             with contextlib.suppress(PermissionError):  # Windows keeps what is being read.
                 file.unlink(missing_ok=True)
-                total -= size
+                total -= found[file].st_size
                 self.contents.keys.pop(file.name, None)
+        self._most = total
+
+
+def _status(file: Path) -> os.stat_result | None:
+    """Of a file; None where it has another name by now: whole downloads get theirs."""
+    try:
+        return file.stat()
+    except FileNotFoundError:
+        return None
+
+
+def _size(file: Path) -> int:
+    status = _status(file)
+    return 0 if status is None else status.st_size
 
 
 def _socket(address: AddrInfoType) -> socket.socket:

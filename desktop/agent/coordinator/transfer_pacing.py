@@ -33,7 +33,7 @@ FASTER, SLOWER = 1.1, 0.7
 USED_SHARE = 0.7  # A rate that is not used does not grow.
 
 
-class Courtesy:
+class TransferPacing:
     """The pace of one agent's transfers, all together."""
 
     def __init__(self, clock: Clock, allowance: Allowance, links: Callable[[], Mapping[str, LinkStats]]) -> None:

@@ -2,10 +2,11 @@
 
 ::
 
-    from the coordinator   BeginRound (counted, without a held-out loss), AbandonRound, ReduceRound, SumStep (for the agent),
-                           ApplyRound
-    to the coordinator     TaskReady, Progress without a loss, RoundCommit without a loss, RoundHolding, RoundApplied with the new
-                           state that all owners share, TaskFailed without a reason; all else stays here, in federations.log
+    from the coordinator   BeginRound (counted, of no more steps than agreed, without a held-out loss), AbandonRound,
+                           ReduceRound, SumStep (for the agent), ApplyRound
+    to the coordinator     TaskReady, Progress without a loss, RoundCommit without a loss (but the noised one that was agreed
+                           to), RoundHolding, RoundApplied with the new state that all owners share, TaskFailed without a
+                           reason; all else stays here, in federations.log
     to other owners        contributions and what they were reduced to; with secure sums nothing: the agent masks the update
                            (``summing``), and stores that with the coordinator
 
@@ -23,6 +24,7 @@ from desktop.agent.federated.memberships import Memberships
 from desktop.agent.federated.summing import OwnersSums, Say, Store
 from desktop.agent.sandbox.base import Sandbox
 from protocol.artifacts import STATE, SUMMAND
+from protocol.job.federated import FederatedSpec
 from protocol.node import Assign
 from protocol.task import (
     AbandonRound,
@@ -46,6 +48,7 @@ from protocol.worker import OwnData, PeerSend
 
 BETWEEN_OWNERS = frozenset({"pseudo_gradient", "shard", "result"})
 SAYS_NO_MORE = "the work with its owner's data failed here; federations.log in the folder of that owner's node says why"
+LONGER = "a round has more steps than this computer's owner has agreed to, each of which would tell more of an example"
 USED_UP = "the privacy budget that this computer's owner agreed to has no room for another round"
 
 
@@ -62,7 +65,9 @@ class FederatedGate:
         self._assign = assign
         self._federations = federations
         self._private = assign.spec.federated.privacy is not None
+        self._per_example = assign.spec.federated.per_example
         self._summed = assign.spec.federated.sum == "secure"
+        self._untold = _untold(assign.spec.federated)
         self.refused = ""
         self._begun = (-1, -1)
 
@@ -94,6 +99,8 @@ class FederatedGate:
         """What of a command reaches the worker; a round is counted before. None: nothing does."""
         match command:
             case BeginRound():
+                if self._per_example and command.steps > self._assign.spec.training.inner_steps:
+                    self.refused = self.refused or LONGER
                 if self.refused or not self._may_begin(command):
                     self.refused = self.refused or USED_UP
                     return None
@@ -132,7 +139,7 @@ class FederatedGate:
             case Progress() if self._private:
                 return msgspec.structs.replace(body, loss=None)
             case RoundCommit() if self._private:  # How often gradients overflowed is of the data, too.
-                return msgspec.structs.replace(body, loss=None, left_out=0)
+                return msgspec.structs.replace(body, loss=None, left_out=0, **self._untold)
             case TaskFailed(reason=reason, tampered=tampered):
                 self.keep(f"failed: {reason}")
                 return TaskFailed(untrusted(SAYS_NO_MORE), tampered)
@@ -164,3 +171,10 @@ class FederatedGate:
             raise WorkerProtocolError(
                 "a federation's worker wants to store what is made of its owner's data: that stays here"
             )
+
+
+def _untold(federated: FederatedSpec) -> dict[str, None]:
+    """What a commitment has no word for: with secure sums, or where the job's document does not ask for it."""
+    privacy, summed = federated.privacy, federated.sum == "secure"
+    asked = {"unclipped": privacy and privacy.adaptive, "heldout": privacy and privacy.heldout}
+    return {name: None for name, how in asked.items() if summed or how is None}

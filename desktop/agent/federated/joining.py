@@ -19,12 +19,18 @@ from desktop.agent.sandbox.base import Sandbox
 from protocol.codec import MessageError, decode_json, encode_json
 from protocol.federated.federations import FederationTold, FederationWish, OwnDataReport, terms_digest
 from protocol.ids import Digest, JobId
-from protocol.job.job import DatasetFormat, DatasetSpec
+from protocol.job.job import DatasetFormat, DatasetSpec, JobSpec
 from protocol.job.privacy_sum import keeps_to_budget
 
 ANSWER_S = 20.0
+NO_DOCUMENT = "bad-document"  # What a program refuses that was made before a field of a document.
 MAX_SAID = 600  # Characters of what a check says that ends otherwise.
 CHECK_S = 3_000.0  # Of as much data as fits a sandbox; the command waits a little longer.
+OLDER_IMAGE = (
+    "this federation asks for more than the sandbox image of this computer knows of: take the newest with `cottage node image`, "
+    "then join"
+)
+UNKNOWN = ("unrecognized arguments", "invalid choice")  # What an image says that does not know what it is asked for.
 OVERSPENT = (
     "the document promises epsilon {epsilon:g} at delta {delta:g}, and its {rounds} rounds would tell more: do not join, and "
     "tell whoever invited you"
@@ -131,7 +137,9 @@ class Joining:
         except SettingsError:
             self._federations.leave(order.job)
             raise
-        return msgspec.structs.replace(self._view(said), report=report, found=tuple(federation_words.found(report)))
+        return msgspec.structs.replace(
+            self._view(said), report=report, found=tuple(federation_words.found(report, said))
+        )
 
     async def _checked(self, order: JoinOrder, coordinator: str) -> tuple[JoinedFederation, OwnDataReport]:
         """What is joined, and what was found of the data."""
@@ -141,11 +149,11 @@ class Joining:
             raise SettingsError(said.problem or "the federation asks for something else by now: look at it once more")
         privacy = spec.federated.privacy
         most = None if privacy is None else privacy.most_rounds
-        if privacy is not None and not (most is not None and keeps_to_budget(privacy, most)):
+        if privacy is not None and not (most is not None and keeps_to_budget(privacy, most, spec.training.inner_steps)):
             raise SettingsError(OVERSPENT.format(epsilon=privacy.epsilon, delta=privacy.delta, rounds=most))
         # In a thread: a disk that sleeps or is elsewhere takes seconds to answer.
         data, how = await asyncio.to_thread(_found, order.data), DatasetSpec(NO_FILE, order.format, order.text_field)
-        report = await self._check(data, how, spec.training.sequence)
+        report = await self._check(data, how, spec)
         joined = JoinedFederation(
             order.job,
             spec.name,
@@ -156,6 +164,7 @@ class Joining:
             most,
             None if privacy is None else privacy.epsilon,
             None if privacy is None else privacy.delta,
+            unit="owner" if privacy is None else privacy.unit,
         )
         return joined, report
 
@@ -187,14 +196,20 @@ class Joining:
             raise SettingsError(said.problem or "the coordinator knows no such federation")
         return said
 
-    async def _check(self, data: Path, how: DatasetSpec, sequence: int) -> OwnDataReport:
-        inside = self._sandbox.data_inside(data)
-        words = ("own", "--data", inside, "--how", encode_json(how).decode(), "--sequence", str(sequence))
+    async def _check(self, data: Path, how: DatasetSpec, spec: JobSpec) -> OwnDataReport:
+        inside, sequence = self._sandbox.data_inside(data), str(spec.training.sequence)
+        words = ["own", "--data", inside, "--how", encode_json(how).decode(), "--sequence", sequence]
+        privacy = None if spec.federated is None else spec.federated.privacy
+        if privacy is not None and privacy.heldout is not None:
+            words += ["--privacy", encode_json(privacy).decode()]  # Images of before cannot tell a loss, nor read this.
         try:
             printed = await self._sandbox.measure(words, CHECK_S, data)
             report: OwnDataReport = decode_json(printed, OwnDataReport)
         except SandboxError as error:
-            raise SettingsError(f"the data cannot be used: {_detail(str(error))}") from error
+            code, detail = _refusal(str(error))
+            if code == NO_DOCUMENT or (not code and any(words in detail for words in UNKNOWN)):
+                raise SettingsError(OLDER_IMAGE) from error
+            raise SettingsError(f"the data cannot be used: {detail}") from error
         except MessageError as error:
             raise SettingsError(f"what the check of the data says cannot be understood: {error}") from error
         if report.problem:
@@ -227,12 +242,13 @@ def _job_of(text: str, settings: Settings) -> str:
     return invitation.job
 
 
-def _detail(said: str) -> str:
-    """What the check itself says of the data: its last line is JSON with a ``detail``."""
+def _refusal(said: str) -> tuple[str, str]:
+    """Code and words with which the check itself refuses: its last line is JSON; or no code, and the end of what it said."""
     try:
-        return str(msgspec.json.decode(said[said.index('{"code"') :], type=dict[str, str])["detail"])
+        refused = msgspec.json.decode(said[said.index('{"code"') :], type=dict[str, str])
+        return refused["code"], refused["detail"]
     except (ValueError, KeyError):
-        return said[-MAX_SAID:]
+        return "", said[-MAX_SAID:]
 
 
 def _found(text: str) -> Path:

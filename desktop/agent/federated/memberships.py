@@ -19,6 +19,7 @@ from protocol.codec import MessageError, decode_json, encode_json
 from protocol.federated.federations import terms_digest
 from protocol.identity import NodeKey
 from protocol.ids import Count, Digest, JobId
+from protocol.job.federated import PrivacyUnit
 from protocol.job.job import DatasetSpec, JobSpec
 
 MAX_FEDERATIONS = 256
@@ -33,7 +34,7 @@ class JoinedFederation(View, frozen=True):
         coordinator: whose it is. ``data``: the file or folder that it may read; ``dataset``: how.
         terms: ``terms_digest`` of the document that the owner has seen.
         begun: rounds that were begun here, as often as a worker began them. ``most``: that may be; None: there is no budget.
-        epsilon, delta: what all of them may tell; None: nothing limits it.
+        epsilon, delta: what all of them may tell of a ``unit``; None: nothing limits it.
         left: its owner has left it; what was begun stays counted, should they join once more.
     """
 
@@ -48,6 +49,7 @@ class JoinedFederation(View, frozen=True):
     delta: float | None
     begun: Count = 0
     left: bool = False
+    unit: PrivacyUnit = "owner"
 
 
 class Memberships:

@@ -66,6 +66,10 @@ class Publishers:
         own = (Publisher(self._own, OWN_NAME, 0.0),) if self._own else ()
         return own + _read(self._home.publishers, _Kept()).publishers
 
+    def is_own(self, key: NodeAddress) -> bool:
+        """Whether it is the release key of this build."""
+        return key == self._own
+
     def accepts(self, key: NodeAddress) -> bool:
         """Whether images that ``key`` signs may run here."""
         return any(one.key == key for one in self.all())

@@ -6,9 +6,9 @@
                         EPOCH-ROUND.steps.sealed  what the steps of a round can be opened from
                         EPOCH-ROUND.outer.sealed  the same for its outer step
 
-The state that a round began with is on the ``Shelf``, where it lies for peers anyway; it stays there as long as a record
+The state that a round began with is on the ``StateStore``, where it lies for peers anyway; it stays there as long as a record
 needs it. Files are written beside and then renamed, and each is sealed by segments, so one that was torn, changed or is another's
-is none. They must outlive the agent: their keys follow from the node's own key, as the shelf's do (decision 32).
+is none. They must outlive the agent: their keys follow from the node's own key, as the store's do (decision 32).
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from common.encrypted_files import SealedFile, SealedWriter
 from common.errors import SealedFileError
 from desktop.agent.base.log import LOG
 from desktop.agent.base.payloads import FilePayload, Payload, as_payload, read_pieces
-from desktop.agent.jobs.state_store import Shelf, sync_file
+from desktop.agent.jobs.state_store import StateStore, sync_file
 from protocol.audit import KEPT_ROUNDS, MAX_KEPT_RECORD
 from protocol.codec import MessageError, decode, encode
 from protocol.ids import Count, Digest, RoundIndex
@@ -47,13 +47,13 @@ Kind = Literal["state", "moments", "steps", "outer"]
 
 
 class RoundStart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What a round began with, by the names under which the shelf has it. None: the job's initial state; moments of zero."""
+    """What a round began with, by the names under which the store has it. None: the job's initial state; moments of zero."""
 
     state: Digest | None = None
     moments: Digest | None = None
 
     def names(self) -> list[Digest]:
-        """What of both is on the shelf."""
+        """What of both is on the store."""
         return [digest for digest in (self.state, self.moments) if digest is not None]
 
 
@@ -111,7 +111,7 @@ class CrashRecords:
     """The folder of all of them. Every method may block."""
 
     def __init__(
-        self, folder: Path, secret: bytes, shelf: Shelf, coordinator: str, limit: int, time: Callable[[], float]
+        self, folder: Path, secret: bytes, store: StateStore, coordinator: str, limit: int, time: Callable[[], float]
     ) -> None:
         """Keep at most ``limit`` bytes in ``folder``, readable with the node's ``secret`` only.
 
@@ -120,7 +120,7 @@ class CrashRecords:
         """
         self._folder = folder
         self._secret = secret
-        self._shelf = shelf
+        self._store = store
         self._coordinator = coordinator
         self._time = time
         self._synced = 0.0
@@ -176,7 +176,7 @@ class CrashRecords:
         if record is None or not _is_whole(record[1]):
             return None
         names = record[0].start.names()
-        return record[0] if all(self._shelf.whole(digest) is not None for digest in names) else None
+        return record[0] if all(self._store.whole(digest) is not None for digest in names) else None
 
     def parts(self, assign: Assign) -> list[tuple[RestoredPart, Payload]]:
         """What another worker is to be given, round by round: what it began with first. Each is read when it is handed over."""
@@ -191,7 +191,7 @@ class CrashRecords:
                 "moments": head.start.moments,
             }
             for kind, digest in start.items():
-                if (payload := self._on_shelf(digest)) is not None:
+                if (payload := self._is_stored(digest)) is not None:
                     parts[RestoredPart(head.epoch, head.round, kind)] = payload
             parts[RestoredPart(head.epoch, head.round, head.kind)] = record
         return list(parts.items())
@@ -204,16 +204,16 @@ class CrashRecords:
             found = self._placed(file)
             if found is not None:
                 head, record = found
-                parts: dict[Kind, Payload | None] = {"state": self._on_shelf(head.start.state)}
+                parts: dict[Kind, Payload | None] = {"state": self._is_stored(head.start.state)}
                 if recall.kind == "steps":
-                    parts["moments"] = self._on_shelf(head.start.moments)
+                    parts["moments"] = self._is_stored(head.start.moments)
                 if recall.kind != "state":
                     parts[recall.kind] = record
                 return [RecalledPart(kind, payload) for kind, payload in parts.items() if payload is not None]
         return []
 
-    def _on_shelf(self, digest: str | None) -> Payload | None:
-        return None if digest is None else self._shelf.payload(digest)
+    def _is_stored(self, digest: str | None) -> Payload | None:
+        return None if digest is None else self._store.payload(digest)
 
     def _span(self, path: Path, begin: int, span: slice) -> bytes:
         """Bytes of what follows behind a record's head; none where it is not there any more."""
@@ -247,14 +247,14 @@ class CrashRecords:
         self._pin(folder)
         if due:
             self._synced = now
-            self._shelf.sync(self._shelf.pinned[folder.name])
-        return all(self._shelf.manifest(digest) is not None for digest in start.names())
+            self._store.sync(self._store.pinned[folder.name])
+        return all(self._store.manifest(digest) is not None for digest in start.names())
 
     def forget(self, assign: Assign) -> None:
         """A lease is over: nothing of it will be opened any more."""
         name = _name(assign)
         shutil.rmtree(self._folder / name, ignore_errors=True)
-        self._shelf.pinned.pop(name, None)
+        self._store.pinned.pop(name, None)
 
     def has(self, assign: Assign) -> bool:
         """Whether something of a lease is here."""
@@ -267,13 +267,13 @@ class CrashRecords:
             old.unlink(missing_ok=True)
 
     def _pin(self, folder: Path) -> None:
-        """Have the shelf keep what is needed."""
+        """Have the store keep what is needed."""
         pinned: set[str] = set()
         for file in folder.glob(f"*-*.*{_SEALED}"):
             head = self._head(file)
             if head is not None:
                 pinned |= set(head.start.names())
-        self._shelf.pinned[folder.name] = frozenset(pinned)
+        self._store.pinned[folder.name] = frozenset(pinned)
 
     @staticmethod
     def _bytes(folder: Path) -> int:

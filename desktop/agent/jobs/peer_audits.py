@@ -23,7 +23,7 @@ class Accusation:
 
 
 @dataclass
-class Doubts:
+class PeerAudits:
     """The doubts of one lease. ``chance`` gives whole numbers below its argument."""
 
     plans: Plans

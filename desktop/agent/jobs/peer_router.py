@@ -13,7 +13,7 @@ from desktop.agent.coordinator.network_report import wire_bytes
 from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.weight_exchange import WeightExchange
 from desktop.agent.jobs.weights import StageWeights
-from desktop.agent.jobs.worker_bridge import Bridge, WorkerBusyError
+from desktop.agent.jobs.worker_bridge import WorkerBridge, WorkerBusyError
 from protocol.codec import MessageError, decode, encode
 from protocol.state import PREFIX as STATES_PREFIX
 from protocol.weight_sharing import PREFIX as WEIGHTS_PREFIX
@@ -63,7 +63,7 @@ class Peers:
         """Take this node's own address: what goes there never leaves the process."""
         self.address = address
         self._clock = clock
-        self._bridges: dict[str, Bridge] = {}
+        self._bridges: dict[str, WorkerBridge] = {}
         self._network: PeerNetwork | None = None
         self._allowed: set[str] = set()
         self._allowing = asyncio.Lock()
@@ -80,11 +80,11 @@ class Peers:
         self._allowed = set()
         await self.refresh()
 
-    def add(self, bridge: Bridge) -> None:
+    def add(self, bridge: WorkerBridge) -> None:
         """A lease begins; call ``refresh`` afterwards."""
         self._bridges[bridge.assign.lease] = bridge
 
-    def remove(self, bridge: Bridge) -> None:
+    def remove(self, bridge: WorkerBridge) -> None:
         """A lease ends; call ``refresh`` afterwards."""
         if self._bridges.get(bridge.assign.lease) is bridge:
             del self._bridges[bridge.assign.lease]
@@ -110,7 +110,7 @@ class Peers:
 
     # --- out ------------------------------------------------------------------------------------------------------------
 
-    async def send(self, bridge: Bridge, message: PeerSend, payload: bytes) -> None:
+    async def send(self, bridge: WorkerBridge, message: PeerSend, payload: bytes) -> None:
         """Carry ``payload`` to its place; return when it is there, or when its epoch is over."""
         assign = bridge.assign
         assert assign.stage is not None  # The bridge refuses a spare's sends.
@@ -212,7 +212,7 @@ class Peers:
             bridge.traffic.wire += share
 
 
-def _count(bridge: Bridge, message: PeerSend, size: int) -> None:
+def _count(bridge: WorkerBridge, message: PeerSend, size: int) -> None:
     traffic = bridge.traffic
     traffic.naive += message.naive
     if _LANES[message.name.kind] is Lane.BULK:

@@ -16,7 +16,7 @@ from desktop.agent.base.log import LOG
 from desktop.agent.base.payloads import Payload
 from desktop.agent.errors import PeerStateError
 from desktop.agent.jobs.spool import Spool, Spooled, Spooling
-from desktop.agent.jobs.state_store import Shelf
+from desktop.agent.jobs.state_store import StateStore
 from protocol.codec import MessageError, decode, encode
 from protocol.state import PREFIX, Manifest, StateAsk, StateGive, StateMessage, header, read_manifest
 from protocol.task import KeptState
@@ -85,14 +85,14 @@ class _Flight:
 
 
 class States:
-    """Gives what is on the shelf, and gets what is on others'."""
+    """Gives what is on the store, and gets what is on others'."""
 
-    def __init__(self, address: str, shelf: Shelf, send: Send, clock: Clock) -> None:
+    def __init__(self, address: str, store: StateStore, send: Send, clock: Clock) -> None:
         """Take this node's address; ``send`` carries (peer, lane, header, payload) and returns when the peer has taken it."""
         self._address = address
         self._clock = clock
         self._turn = asyncio.Semaphore(MAX_GIVEN_AT_ONCE)
-        self._shelf = shelf
+        self._store = store
         self._send = send
         self._partial: OrderedDict[str, Partial] = OrderedDict()
         self._flights: dict[str, _Flight] = {}
@@ -104,11 +104,11 @@ class States:
     @property
     def spool(self) -> Spool:
         """Where a state lies until it is kept."""
-        return self._shelf.spool
+        return self._store.spool
 
     async def keep(self, owner: str, state: bytes | Payload) -> str:
-        """Put a state on the shelf; see ``Shelf.keep``."""
-        return await asyncio.to_thread(self._shelf.keep, owner, state)
+        """Put a state on the store; see ``StateStore.keep``."""
+        return await asyncio.to_thread(self._store.keep, owner, state)
 
     async def fetch(self, kept: KeptState) -> Payload:
         """The whole state, checked piece by piece. Seats that ask for the same one wait for each other, and each gets its own.
@@ -134,7 +134,7 @@ class States:
 
     async def _fetch_alone(self, kept: KeptState) -> Payload:
         digest = kept.manifest
-        here = await asyncio.to_thread(self._shelf.whole, digest)
+        here = await asyncio.to_thread(self._store.whole, digest)
         if here is not None:
             return here
         peers = [peer for peer in kept.holders if peer != self._address]
@@ -259,12 +259,12 @@ class States:
             await self._read_and_send(peer, ask)
 
     async def _read_and_send(self, peer: str, ask: StateAsk) -> None:
-        manifest = await asyncio.to_thread(self._shelf.manifest, ask.manifest)
+        manifest = await asyncio.to_thread(self._store.manifest, ask.manifest)
         data = b""
         if manifest is not None and ask.piece is None:
             data = encode(manifest)
         elif manifest is not None and ask.piece is not None and ask.piece < len(manifest.pieces):
-            data = await asyncio.to_thread(self._shelf.read, ask.manifest, manifest.span(ask.piece))
+            data = await asyncio.to_thread(self._store.read, ask.manifest, manifest.span(ask.piece))
         try:
             await self._send(peer, Lane.BULK, header(StateGive(ask.manifest, ask.piece, bool(data))), data)
         except TransportError as error:

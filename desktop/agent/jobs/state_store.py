@@ -26,7 +26,7 @@ SHELF_BYTES = 16 << 30  # All of them together; what was kept first goes first.
 _STATE, _MANIFEST = ".sealed", ".manifest"
 
 
-class Shelf:
+class StateStore:
     """Files named by seat, manifest's digest and salt. What an earlier process kept is still there.
 
     Attributes:
@@ -80,7 +80,7 @@ class Shelf:
         try:
             return read_manifest(path.with_suffix(_MANIFEST).read_bytes(), digest)
         except (OSError, MessageError):
-            return None  # A damaged shelf has not got it; the coordinator or another peer has.
+            return None  # A damaged store has not got it; the coordinator or another peer has.
 
     def read(self, digest: str, span: slice) -> bytes:
         """Bytes of a state that is kept here; fewer, or none, where the file is not what it was."""

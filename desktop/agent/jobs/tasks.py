@@ -40,12 +40,12 @@ from desktop.agent.federated.memberships import Memberships
 from desktop.agent.jobs.crash_records import CrashRecords, FoundLease, RecalledPart, RoundStart
 from desktop.agent.jobs.handed_over import shape_in
 from desktop.agent.jobs.outside import Outside
-from desktop.agent.jobs.peer_audits import Accusation, Doubts
+from desktop.agent.jobs.peer_audits import Accusation, PeerAudits
 from desktop.agent.jobs.peer_router import Peers
 from desktop.agent.jobs.state_replication import States
 from desktop.agent.jobs.weight_exchange import Circle
 from desktop.agent.jobs.weights import StageWeights
-from desktop.agent.jobs.worker_bridge import Bridge
+from desktop.agent.jobs.worker_bridge import WorkerBridge
 from desktop.agent.sandbox.base import SOCKET_NAME, Exit, Sandbox, SandboxWorker
 from protocol.job.elements import ArrayReady, DropElements, ElementsMoved, RunElements
 from protocol.models.weights import WEIGHT_INDEX
@@ -144,7 +144,7 @@ class HeldTask:
     loads: bool = True
     by_system: bool = False  # Disk or sockets failed, which the machine's own test does not see.
     pid: int | None = None
-    bridge: Bridge = field(init=False)
+    bridge: WorkerBridge = field(init=False)
     outbox: ReportOutbox = field(init=False)
 
     def __post_init__(self) -> None:
@@ -156,7 +156,7 @@ class HeldTask:
             self._owner = FederatedGate(self.assign, self.tools.federations)
         self._is_restored = False
         self.outbox = ReportOutbox(self.lease, goes_on=self.restored is not None)
-        self.bridge = Bridge(
+        self.bridge = WorkerBridge(
             self.assign,
             Outside(
                 self._send,
@@ -171,7 +171,7 @@ class HeldTask:
                 None if self._owner is None else self._owner.sums(self._upload, self.report),
             ),
         )
-        self._doubts: Doubts | None = None
+        self._peer_audits: PeerAudits | None = None
         if (
             self.tools.accuse is not None
             and seated
@@ -179,7 +179,7 @@ class HeldTask:
             and self.assign.replica is not None
         ):
             seat = (self.assign.stage, self.assign.replica)
-            self._doubts = Doubts(self.bridge.plans, seat, secrets.randbelow)
+            self._peer_audits = PeerAudits(self.bridge.plans, seat, secrets.randbelow)
         self._stopping = asyncio.Event()
         self._worker: SandboxWorker | None = None
         self._frozen = self._resting = self._held = False
@@ -240,14 +240,14 @@ class HeldTask:
             return True
         if isinstance(body, RunElements | DropElements):
             return False
-        if self._doubts is not None:
-            self._doubts.told(body)
+        if self._peer_audits is not None:
+            self._peer_audits.told(body)
         passed = body if self._owner is None else self._owner.passed(body)
         if passed is None and self._owner is not None and self._owner.refused:
             self.stop(self._owner.refused)
         return passed is None or self.bridge.command(passed)
 
-    async def _send(self, bridge: Bridge, message: PeerSend, payload: bytes) -> None:
+    async def _send(self, bridge: WorkerBridge, message: PeerSend, payload: bytes) -> None:
         if self._owner is not None:
             self._owner.check_send(message)
         await self.tools.peers.send(bridge, message, payload)
@@ -267,8 +267,8 @@ class HeldTask:
         if self.bridge.words.private.pop(request, None) is not None and self.alive:
             self.bridge.ask(AskModel(CancelCommand(request)))
 
-    async def _doubt(self, doubts: Doubts, body: TaskReport) -> None:
-        asked, found = doubts.wonder(body), doubts.accuse(body)
+    async def _audit_peers(self, audits: PeerAudits, body: TaskReport) -> None:
+        asked, found = audits.wonder(body), audits.accuse(body)
         if found is not None and self.tools.accuse is not None:
             self.tools.accuse(found)
         if asked is not None:
@@ -379,8 +379,8 @@ class HeldTask:
             await self.tools.send(report)
         if isinstance(body, TaskFailed):
             self._stopping.set()
-        if self._doubts is not None:
-            await self._doubt(self._doubts, body)
+        if self._peer_audits is not None:
+            await self._audit_peers(self._peer_audits, body)
 
     def _in_time(self, body: TaskReport) -> TaskReport | None:
         """A report; None of those that may get lost where there were too many."""

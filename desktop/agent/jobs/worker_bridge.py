@@ -103,7 +103,7 @@ class WorkerBusyError(WorkerError):
 
 
 @dataclass
-class Bridge:
+class WorkerBridge:
     """The door of the worker of one lease. Create it when the lease is assigned; ``serve`` it when the worker connects."""
 
     assign: Assign

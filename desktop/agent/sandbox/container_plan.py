@@ -18,6 +18,7 @@ class ContainerPlan:
         data: a file or folder of the owner's that it may read.
         image: how the engine names it; empty: the sandbox's own.
         limits: what it may use. gpu: the card that it gets; empty: none.
+        streams: it speaks over its standard streams, of which the engine keeps no log.
         volumes: folders in memory. environment: beside what every container has. working_dir: empty: the image's own.
     """
 
@@ -29,6 +30,7 @@ class ContainerPlan:
     data: Path | None = None
     image: str = ""
     gpu: str = ""
+    streams: bool = False
     volumes: tuple[Volume, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     working_dir: str = ""

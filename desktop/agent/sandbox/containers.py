@@ -4,10 +4,12 @@
 
     porter      Cottage's own image     /in, /out writable   one for each place; carries files, holds the two folders in memory
     element     the submitter's image   /in read-only, /out  one for each run; everything else of it is read-only
+    batch       the same                the same             one for several runs, which its shell reads from standard input
 """
 
 import asyncio
 import contextlib
+import dataclasses
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -78,6 +80,10 @@ class Containers(Protocol):
         environment: Mapping[str, str],
         limits: SandboxLimits,
         gpu: bool,
+    ) -> DockerWorker: ...
+
+    async def batch(
+        self, folders: Folders, image: str, shell: Sequence[str], limits: SandboxLimits, gpu: bool
     ) -> DockerWorker: ...
 
     async def ended(self, worker: DockerWorker, patience: float) -> tuple[Exit, str] | None: ...
@@ -163,7 +169,26 @@ class DockerContainers:
         gpu: bool,
     ) -> DockerWorker:
         """Start a run. Where the image has no such program, it ends with code 127 at once."""
-        plan = ContainerPlan(
+        return await self._sandbox.watched(self._plan(folders, image, command, environment, limits, gpu))
+
+    async def batch(
+        self, folders: Folders, image: str, shell: Sequence[str], limits: SandboxLimits, gpu: bool
+    ) -> DockerWorker:
+        """Start ``shell``, which runs several elements and speaks over its standard streams; where the image has none, as
+        ``element`` does."""
+        plan = self._plan(folders, image, shell, {}, limits, gpu)
+        return await self._sandbox.watched(dataclasses.replace(plan, streams=True))
+
+    def _plan(
+        self,
+        folders: Folders,
+        image: str,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        limits: SandboxLimits,
+        gpu: bool,
+    ) -> ContainerPlan:
+        return ContainerPlan(
             folders.lease,
             command,
             limits,
@@ -174,7 +199,6 @@ class DockerContainers:
             environment=environment,
             working_dir=OUTPUT,
         )
-        return await self._sandbox.watched(plan)
 
     async def ended(self, worker: DockerWorker, patience: float) -> tuple[Exit, str] | None:
         """How a run ended and the last that it printed; None where it has not within ``patience`` seconds."""

@@ -8,7 +8,8 @@ import secrets
 import shutil
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
@@ -45,6 +46,8 @@ MEASURE_POLL_S = 0.2
 MAX_EARLY = 64  # Containers that are not known here; most are other programs'.
 CONFLICT = 409
 KILLED = 137  # 128 + SIGKILL
+# The engine hears that memory ran out in a message of its own, at times after the end.
+LATE_LOOKS, LATE_LOOK_S = 5, 0.1
 USUAL_ENGINE = "npipe:////./pipe/docker_engine" if sys.platform == "win32" else "unix:///var/run/docker.sock"
 DESKTOP = "Docker Desktop"  # What such an engine says of its operating system: a virtual machine of its own.
 STREAMS = {"stdin": 1, "stdout": 1, "stderr": 1, "stream": 1}
@@ -141,6 +144,7 @@ class DockerWorker:
             return None
         code = int(state["ExitCode"])
         if state.get("OOMKilled") or code == KILLED:
+            state = self._told_why(state)
             memory = int(self.container.attrs["HostConfig"]["Memory"]) >> 20
             text = f"the job needed more memory than the {memory:,} MB it may use here, and was stopped"
             return Exit(code, text, memory=bool(state.get("OOMKilled")))
@@ -148,6 +152,19 @@ class DockerWorker:
             return Exit(code, egress.leaked(printable(self.said().strip().rpartition("\n")[2][:500])))
         text = printable(self.said().strip()[-1000:])
         return Exit(code, f"the worker ended with exit code {code}{': ' + text if text else ''}")
+
+    def _told_why(self, state: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Its state once the engine has had time to hear why it was killed."""
+        for _ in range(LATE_LOOKS):
+            if state.get("OOMKilled"):
+                break
+            time.sleep(LATE_LOOK_S)
+            try:
+                self.container.reload()
+            except NotFound:
+                break
+            state = self.container.attrs["State"]
+        return state
 
     def said(self) -> str:
         """The last that it printed; in a thread."""
@@ -360,7 +377,7 @@ class DockerSandbox:
             return started
 
     def _start_in(self, group: str, plan: ContainerPlan) -> tuple[Any, Attached | None]:
-        stdio = self.stdio and plan.folder is not None
+        stdio = plan.streams or (self.stdio and plan.folder is not None)
         options = container_options(
             plan.limits, plan.folder, self.labels(plan.lease), plan.gpu, group, stdio, plan.volumes, plan.data
         )

@@ -9,7 +9,9 @@ Each request is one line of JSON, its answer another; bytes follow the line that
     {"do": "put", "path": P, "size": N} + bytes  a file below /in
     {"do": "drop", "path": P}                    takes it away
     {"do": "clear"}                              empties /out
-    {"do": "list", "files": N, "bytes": N}       what lies in /out: plain files only, or what is wrong with it
+    {"do": "list", "files": N, "bytes": N, "most": N}
+                                                 what lies in /out: plain files only, or what is wrong with it. Where it has
+                                                 at most ``most`` bytes in all, they follow, and /out is empty: "taken" says so
     {"do": "get", "path": P, "size": N}          one of these, then its bytes
 
 Only the standard library, and nothing of Cottage's: its image may be older than the agent.
@@ -30,6 +32,13 @@ MAX_DEPTH = 16
 TOO_DEEP = f"it left folders that are nested more than {MAX_DEPTH} deep"
 
 
+CHANGED = "a file changed after its end"
+
+
+class ChangedError(Exception):
+    """A file is not what it was when it was listed."""
+
+
 class Porter:
     """Answers one agent about one pair of folders."""
 
@@ -46,6 +55,8 @@ class Porter:
             asked = json.loads(line)
             try:
                 answer = getattr(self, "do_" + asked["do"])(asked)
+            except ChangedError:
+                answer = {"fault": CHANGED}
             except OSError as error:
                 answer = {"fault": os.strerror(error.errno or 0)}
             if answer is not None:
@@ -116,19 +127,33 @@ class Porter:
         if odd:
             return {"fault": odd[0]}
         free = os.statvfs(self.outside)
-        text = json.dumps(found).encode()
-        self.say({"size": len(text), "full": free.f_bavail == 0 or free.f_ffree == 0})
-        self.writer.write(text)
+        text, contents = json.dumps(found).encode(), []
+        taken = total <= asked["most"]
+        if taken:
+            for path, size in found:
+                with self.left(path, size) as file:
+                    contents.append(file.read(size + 1))
+                if len(contents[-1]) != size:
+                    return {"fault": CHANGED}
+            if fault := self.do_clear(asked):
+                return fault
+        self.say({"size": len(text), "full": free.f_bavail == 0 or free.f_ffree == 0, "taken": taken})
+        self.writer.write(text + b"".join(contents))
         self.writer.flush()
         return None
 
-    def do_get(self, asked: Any) -> Any:
+    def left(self, path: str, size: int) -> Any:
+        """A file below /out, opened; raises ChangedError where it is not what it was."""
         flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | os.O_NONBLOCK
-        handle = os.open(os.path.join(self.outside, asked["path"]), flags)
-        with open(handle, "rb") as file:
-            status = os.fstat(handle)
-            if not stat.S_ISREG(status.st_mode) or status.st_size != asked["size"]:
-                return {"fault": "a file changed after its end"}
+        file = open(os.open(os.path.join(self.outside, path), flags), "rb")  # noqa: SIM115 - its caller closes it
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode) or status.st_size != size:
+            file.close()
+            raise ChangedError
+        return file
+
+    def do_get(self, asked: Any) -> Any:
+        with self.left(asked["path"], asked["size"]) as file:
             self.say({"size": asked["size"]})
             left = asked["size"]
             while left:

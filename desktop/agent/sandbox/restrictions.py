@@ -22,9 +22,8 @@ SHARED_MB = 64  # /dev/shm; in memory, and counted as such.
 # Of processor time where it is short, a quarter of the default: enough to start within the agent's patience.
 WEIGHT = 256
 LOG_BYTES = "1m"  # A worker that prints without end must not fill the owner's disk.
-NO_GPU = {
-    "NVIDIA_VISIBLE_DEVICES": "void"
-}  # Where NVIDIA's runtime is the usual one, an image could ask by this for all.
+# Where NVIDIA's runtime is the usual one, an image could ask by this for all.
+NO_GPU = {"NVIDIA_VISIBLE_DEVICES": "void"}
 PROFILE = files("desktop.agent.sandbox").joinpath("seccomp.json").read_text()
 
 Attributes = Mapping[str, Any]
@@ -206,7 +205,10 @@ def _process_limits(limits: SandboxLimits) -> list[tuple[str, int]]:
 
 def _temporary(limits: SandboxLimits) -> dict[str, str]:
     """All that a job can write to, with its quota; the rest of its disk is read-only."""
-    return {"/tmp": f"size={limits.temporary_mb}m,mode=1777,nosuid,nodev,noexec"}  # noqa: S108 - the container's own
+    user, group = USER.split(":")
+    # runc gives it the mode of the image's own folder, which may be closed to others: so it is the user's.
+    options = f"size={limits.temporary_mb}m,mode=1777,uid={user},gid={group},nosuid,nodev,noexec"
+    return {"/tmp": options}  # noqa: S108 - the container's own
 
 
 def _loader(config: Attributes) -> list[str]:

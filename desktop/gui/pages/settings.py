@@ -1,4 +1,4 @@
-"""Six short pages of settings. Each change is in force at once and can be undone; what cannot be done is said and taken back."""
+"""Seven short pages of settings. A change is in force at once and can be undone; what cannot be done is said and taken back."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +9,7 @@ from PySide6.QtGui import QShowEvent
 from PySide6.QtWidgets import QFrame, QHBoxLayout, QScrollArea, QStackedWidget, QVBoxLayout, QWidget
 
 from common.own_folders import settings_folder
+from desktop.answers import PublishersView
 from desktop.gui.client import Calls
 from desktop.gui.errors import AnswerError
 from desktop.gui.fields import ChoiceRow, HoursRow, NumberRow, SettingRow, TextRow, ToggleRow, Value
@@ -16,6 +17,7 @@ from desktop.gui.model import LimitsView, RulesView, SettingsView, plain, read
 from desktop.gui.notices import NOTICES, notice_key
 from desktop.gui.pages.identity import IdentityCard
 from desktop.gui.pages.invitation import NetworkRow
+from desktop.gui.pages.publishers import ImagesCard, PublishersCard
 from desktop.gui.widgets import Card, ChoiceButtons, Text, button
 from ledger.money import UNIT, show
 
@@ -35,7 +37,7 @@ class Change:
 
 
 class SettingsPages(QWidget):
-    """All six."""
+    """All seven."""
 
     look_changed = Signal()
     """Theme or language of the window."""
@@ -50,6 +52,7 @@ class SettingsPages(QWidget):
             (self.tr("When"), self._when),
             (self.tr("How much"), self._how_much),
             (self.tr("Money"), self._money),
+            (self.tr("Programs"), self._programs),
             (self.tr("Notifications"), self._notifications),
             (self.tr("Appearance"), self._appearance),
             (self.tr("Privacy & about"), self._privacy),
@@ -260,6 +263,17 @@ class SettingsPages(QWidget):
         self.identity = IdentityCard(self._calls)
         return _stacked(page, self.identity)
 
+    def _programs(self) -> QWidget:
+        self.publishers, self.images = PublishersCard(self._calls), ImagesCard()
+        self.publishers.said.connect(lambda text: self.said.say(text))
+        self.publishers.changed.connect(self._show_publishers)
+        self.images.wanted.connect(self.publishers.ask)
+        return _stacked(self.publishers, self.images)
+
+    def _show_publishers(self, view: PublishersView) -> None:
+        self.publishers.show_view(view)
+        self.images.show_view(view)
+
     def _notifications(self) -> QWidget:
         rows = [ToggleRow(notice_key(name), text, "") for name, text in zip(NOTICES, self._notice_texts(), strict=True)]
         return self._page("window", rows)
@@ -362,6 +376,7 @@ class SettingsPages(QWidget):
         self._calls.get("settings", self._understand(SettingsView, self._show_settings), self.said.say)
         self._calls.get("lending", self._understand(RulesView, self._show_rules))
         self._calls.get("limits", self._understand(LimitsView, self._show_limits))
+        self._calls.get("publishers", self._understand(PublishersView, self._show_publishers))
         self._show_window()
 
     def _understand(self, kind: type, show_it: Callable[..., None]) -> Callable[[bytes], None]:

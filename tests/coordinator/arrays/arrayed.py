@@ -16,6 +16,7 @@ from coordinator.app import CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.domain.arrays.votes import ElementCourse
 from coordinator.domain.job import Job
+from coordinator.domain.lease import Lease
 from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
@@ -23,7 +24,7 @@ from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.network.nodes import NodeSession
 from coordinator.store.memory import MemoryStore
 from coordinator.store.ports import Store, col
-from coordinator.store.records import CommitRecord
+from coordinator.store.records import CommitRecord, EventRecord
 from protocol.identity import NodeKey
 from protocol.ids import Digest
 from protocol.job.array import ArrayElement, ArraySpec, CheckerSpec, VerifiedBy, element_lines
@@ -117,7 +118,8 @@ def looks(run: ElementRun, data: bytes) -> ElementEnd:
 class ElementNode:
     """A machine that runs elements.
 
-    ``pace``: seconds of one; ``answer``: how each ends; ``look``: how a checker ends; ``hung``: it beats and does nothing.
+    ``pace``: seconds of one; ``look_pace``: of a checker; ``answer``: how each ends; ``look``: how a checker ends; ``hung``: it
+    beats and does nothing; ``late``: that a run has begun it tells with its end, as agents do of short ones.
     """
 
     world: "ArrayWorld"
@@ -126,10 +128,12 @@ class ElementNode:
     address: str
     slots: int = 1
     pace: float = 1.0
+    look_pace: float | None = None
     flops: float = 1e12
     answer: Answer = right
     look: Look = looks
     hung: bool = False
+    late: bool = False
     up: bool = True
     session: NodeSession | None = None
     lease: Assign | None = None
@@ -223,10 +227,12 @@ class ElementNode:
                 del self.running[number]
                 (self.ran if run.check is None else self.looked).append(run.index)
                 ended.append(self.end_of(run))
+                begun += [number] if self.late else []
         while self.queue and len(self.running) < self.slots:
             run = self.queue.popleft()
-            self.running[run.run] = (run, now + self.pace)
-            begun.append(run.run)
+            pace = self.pace if run.check is None or self.look_pace is None else self.look_pace
+            self.running[run.run] = (run, now + pace)
+            begun += [] if self.late else [run.run]
         for start in range(0, max(1, len(ended)), 64):
             if begun or ended:
                 await self.say(ElementsMoved(tuple(begun) if start == 0 else (), tuple(ended[start : start + 64])))
@@ -359,6 +365,15 @@ class ArrayWorld:
     async def shares(self, job: str) -> list[CommitRecord]:
         async with self.store.transaction() as tx:
             return await tx.find(CommitRecord, col(CommitRecord.job).equals(job))
+
+    async def leases(self, job: str) -> list[Lease]:
+        async with self.store.transaction() as tx:
+            return await tx.find(Lease, col(Lease.job).equals(job))
+
+    async def timeline(self, job: str) -> list[str]:
+        """What the job's log says."""
+        async with self.store.transaction() as tx:
+            return [str(one.text) for one in await tx.find(EventRecord, col(EventRecord.job).equals(job))]
 
     async def results(self, job: str) -> dict[int, bytes]:
         """Element -> its archive, of those that are done."""

@@ -5,9 +5,13 @@ import random
 import msgspec
 import pytest
 
-from coordinator.domain.arrays.votes import ElementCourse
+from coordinator.domain.arrays.board import ArrayBoard, ElementSeat
+from coordinator.domain.arrays.looks import standing
+from coordinator.domain.arrays.tally import GRACE_S, QUIET_S
+from coordinator.domain.arrays.votes import MAX_LOST, ElementCourse, VoteRules
 from coordinator.domain.job import JobAction
 from coordinator.errors import ConflictError, InvalidError, NotFoundError
+from protocol.ids import NodeAddress
 from protocol.job.elements import ElementEnd, ElementRun, ElementsMoved
 from protocol.rest.api import NewJob
 from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, fails, right, truth
@@ -44,6 +48,33 @@ async def test_each_element_is_run_by_two_owners_who_agree_and_both_are_paid() -
     assert all(len(owners_paid(course)) == 2 for course in await world.courses(job))
     assert all((await world.earned(job, nodes)).values())
     await check_books(world, job, nodes)
+
+
+async def test_elements_that_begin_and_end_within_one_report_are_paid_their_time() -> None:
+    paid = []
+    for late in (False, True):
+        world = ArrayWorld()
+        nodes = [await world.come(number, late=late) for number in (1, 2, 3)]
+        job = await world.submit(world.document(30))
+        assert (await world.until_over(job)).state == "settled"
+        seconds = [one.seconds for course in await world.courses(job) for one in course.tries if one.paid]
+        assert len(seconds) == 60
+        assert min(seconds) > 0
+        paid.append(sum((await world.earned(job, nodes)).values()))
+        await check_books(world, job, nodes)
+    assert paid[1] >= paid[0] > 0
+
+
+@pytest.mark.parametrize("late", [False, True])
+async def test_nobody_is_paid_for_more_time_than_an_element_may_take(late: bool) -> None:
+    world = ArrayWorld()
+    friend = await world.come(1, pace=40.0, late=late, answer=lambda run: right(run, seconds=100_000.0))
+    words = {"verify": "trusted", "trusted": (friend.payout,), "seconds": 10.0}
+    job = await world.submit(world.document(12, **words))
+    assert (await world.until_over(job)).state == "settled"
+    seconds = [one.seconds for course in await world.courses(job) for one in course.tries if one.paid]
+    assert len(seconds) == 12
+    assert 0 < max(seconds) <= 10.0, "not for the time that it was kept waiting"
 
 
 async def test_no_two_copies_go_to_one_owner_or_one_block_of_addresses() -> None:
@@ -168,6 +199,88 @@ async def test_a_hung_node_is_let_go_at_the_limit_and_its_elements_run_elsewhere
     assert over.state == "settled"
     assert len(await world.results(job)) == 10
     assert (await world.earned(job, [hung, *others]))[1] == 0
+
+
+@pytest.mark.parametrize(("begins", "turns"), [(True, 60), (False, 1_000)])
+async def test_a_hung_node_does_not_stay_by_saying_again_that_something_has_begun(begins: bool, turns: int) -> None:
+    world = ArrayWorld()
+    hung = await world.come(1, pace=100_000.0, hung=not begins)
+    for number in (2, 3):
+        await world.come(number)
+    job = await world.submit(world.document(10, seconds=20.0, owners=3))
+    kept = hung.lease
+    assert kept is not None
+    for _ in range(turns):
+        if hung.lease is kept:
+            await hung.say(ElementsMoved(tuple(hung.running) or (999_999,)))
+        await world.turn(2.0)
+    ended = next(lease for lease in await world.leases(job) if lease.id == kept.lease)
+    assert ended.end == "stalled", ended
+    await world.come(4)
+    assert (await world.until_over(job)).state == "settled"
+
+
+async def test_a_node_that_had_nothing_for_long_has_its_time_once_it_is_given_an_element() -> None:
+    world = ArrayWorld()
+    idle = await world.come(1, answer=lambda run: ElementEnd(run.run, "owner"))
+    hung = await world.come(2, hung=True)
+    job = await world.submit(world.document(1, seconds=60.0))
+    for _ in range(5):
+        await world.turn(2.0)
+    kept = idle.lease
+    assert kept is not None
+    assert hung.queue
+    assert not idle.queue, "what it gave back is not given to it again, while another has anything"
+    idle.hung = True
+    for _ in range(1_200):
+        hung.up = hung.lease is not None  # Once it is let go, it does not come back.
+        await world.turn(2.0)
+        if idle.queue:
+            break
+    assert world.clock.t > 1_000_000 + 60.0 + GRACE_S + QUIET_S, "there was nothing for it for so long"
+    for _ in range(30):
+        await world.turn(2.0)
+    assert idle.lease is kept, "it fetches inputs for a minute"
+    assert idle.queue
+    idle.hung, idle.answer = False, right
+    await world.come(4)
+    assert (await world.until_over(job)).state == "settled"
+
+
+async def test_what_only_stood_in_queues_of_nodes_that_died_has_not_failed() -> None:
+    world = ArrayWorld()
+    nodes = [await world.come(number, pace=2.0) for number in (1, 2, 3)]
+    job = await world.submit(world.document(90, batch=16))
+    for _ in range(2 * MAX_LOST):
+        for _ in range(8):
+            await world.turn()
+        for node in nodes:
+            await world.crash(node)
+    assert (await world.until_over(job)).state == "settled"
+    courses = await world.courses(job)
+    assert [course.reason for course in courses if course.state == "failed"] == []
+    assert len(await world.results(job)) == 90
+    assert 0 < sum(course.lost for course in courses) <= 2 * MAX_LOST * len(nodes)
+
+
+def test_an_element_that_ends_each_node_before_it_says_that_it_has_begun_fails() -> None:
+    board = ArrayBoard("job", 9, VoteRules(2, 2, 2, 2))
+    for number in range(MAX_LOST):
+        seat = ElementSeat(f"lease{number}", NodeAddress(f"node{number}"), NodeAddress(f"owner{number}"), "", number)
+        board.give(seat, 3, 100 * number + 1, float(number), alone=True)
+        board.left_by(seat.lease, 1)
+    assert board.course(0).lost == MAX_LOST
+    assert standing(board.course(0), board.rules).state == "failed"
+    assert [board.course(index).lost for index in range(1, 9)] == [0] * 8
+
+
+async def test_an_element_of_a_batch_has_its_time_once_more_alone() -> None:
+    world = ArrayWorld()
+    for number in (1, 2):
+        await world.come(number, pace=380.0)
+    job = await world.submit(world.document(2, seconds=200.0, batch=8))
+    assert (await world.until_over(job)).state == "settled"
+    assert {lease.end for lease in await world.leases(job)} == {"stopped"}
 
 
 async def test_stragglers_are_run_a_second_time_at_the_end_and_the_slow_copy_is_dropped() -> None:
@@ -307,6 +420,33 @@ async def test_a_quote_says_what_verification_costs() -> None:
         prices[verify] = (await world.parts.jobs.quote(document)).price_likely
     assert prices["replicated"] == 2 * prices["trusted"]
     assert prices["trusted"] < prices["spot-checked"] < prices["replicated"]
+
+
+async def test_a_price_says_what_every_node_lacks() -> None:
+    world = ArrayWorld()
+    await world.come(1)
+    await world.come(2)
+    for array, lacks in (
+        ({"memory_mb": 9_000}, "of 2 nodes that run containers here none lends 9,000 MB of memory, 8,000 at most"),
+        ({"gpu": True}, "of 2 nodes that run containers here none lends a graphics card"),
+        ({"verify": "trusted", "trusted": (world.nodes[0].node,)}, "none is of array.trusted"),
+        ({"estimate": 900.0, "seconds": 5.0}, "array.estimate is 900 s, and each is ended after 5 s (array.seconds)"),
+    ):
+        problems = (await world.parts.jobs.quote(world.document(3, **array))).problems
+        assert any(lacks in one for one in problems), (array, problems)
+    nobody = await ArrayWorld().parts.jobs.quote(world.document(3))
+    assert nobody.problems[0].startswith("no node runs containers here: owners begin with")
+
+
+@pytest.mark.parametrize("verify", ["replicated", "spot-checked", "trusted"])
+async def test_a_price_speaks_of_one_element_as_of_one(verify: str) -> None:
+    world = ArrayWorld()
+    friend = await world.come(1)
+    await world.come(2)
+    trusted = (friend.payout,) if verify == "trusted" else ()
+    reasons = (await world.parts.jobs.quote(world.document(1, verify=verify, trusted=trusted))).reasons
+    assert any("the element is run " in one for one in reasons), reasons
+    assert not any("1 elements" in one for one in reasons)
 
 
 async def test_what_is_no_array_at_rest_cannot_be_paused_after_it_is_over() -> None:

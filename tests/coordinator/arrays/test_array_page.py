@@ -9,6 +9,7 @@ import pytest
 from coordinator.client import Client
 from protocol.job.results import packed
 from tests.coordinator.arrays.arrayed import fails, right
+from tests.coordinator.arrays.test_array_form import pushed
 from tests.coordinator.arrays.test_map_command import ArrayHouse, cottage, house, numbers  # noqa: F401 - a fixture
 from tests.coordinator.web.deployments.test_deployment_browser import whole
 from tests.coordinator.web.pages.test_browser import chromium, pytestmark, visit  # noqa: F401 - a fixture, and marks
@@ -42,6 +43,43 @@ async def test_the_page_of_an_array_follows_it_and_offers_what_came(
         await page.click("#results")
     assert (await started.value).suggested_filename.endswith(".tar")
     assert seen.complaints == []
+
+
+async def test_an_array_is_made_with_the_form_and_changed_once_it_is_over(
+    chromium: Any,  # noqa: F811
+    house: ArrayHouse,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    await house.nodes()
+    await pushed(house.url, tmp_path)
+    files = sorted(numbers(tmp_path / "inputs", [3, 4]).iterdir())
+    seen = await visit(chromium, house, "/submit")  # type: ignore[arg-type]
+    page = seen.page
+    await page.click("main a[href='/submit/array']")
+    await page.click("[value=quote]")
+    await whole(page, "array-form")
+    await page.select_option("#field-image", index=1)
+    await page.fill("#field-command", "square {input}")
+    await page.fill("#field-estimate", "fast")
+    await page.set_input_files("#field-elements", files)
+    await page.click("[value=quote]")
+    assert "is not a number" in await page.inner_text("#error-estimate")
+    assert "2 files are here" in await page.inner_text("#there"), "they are not chosen again"
+    await whole(page, "array-form-error")
+    await page.fill("#field-estimate", "2")
+    await page.fill("#field-name", "squares of two")
+    await page.click("[value=quote]")
+    assert "for 2 elements" in await page.inner_text("#array-quote")
+    await whole(page, "array-form-price")
+    await page.click("#create")
+    async with asyncio.timeout(60), house.running():
+        await page.click("#fund-button")
+        await page.wait_for_selector(".badge:has-text('settled')", timeout=50_000)
+    assert "2 of 2" in await page.inner_text("main")
+    await page.click("#again")
+    assert await page.input_value("#field-command") == "square {input}"
+    assert "2 files are here" in await page.inner_text("#there")
+    assert [one for one in seen.complaints if "422" not in one] == []
 
 
 @pytest.mark.long

@@ -95,6 +95,16 @@ async def test_each_element_is_run_once_and_looked_at_by_two_others_and_all_are_
     await check_books(world, job, nodes)
 
 
+async def test_a_checker_may_take_longer_than_an_element() -> None:
+    world = ArrayWorld()
+    for number in (1, 2, 3):
+        await world.come(number, look_pace=300.0)
+    checker = CheckerSpec(command=("look",), seconds=400.0)
+    job = await world.submit(world.document(2, verify="checked", seconds=20.0, checker=checker))
+    assert (await world.until_over(job, 8_000, 1.0)).state == "settled"
+    assert {lease.end for lease in await world.leases(job)} == {"stopped"}
+
+
 async def test_nobody_looks_at_what_comes_from_ones_own_wallet_or_neighbourhood() -> None:
     world = ArrayWorld()
     twins = [await world.come(1, owner=1), await world.come(2, owner=1, address="203.0.113.9")]

@@ -23,7 +23,7 @@ from coordinator.app import add_interface
 from coordinator.client import Client, ProblemError
 from coordinator.client.arrays import folder_of
 from coordinator.client.cli import main
-from coordinator.client.errors import ArchiveError
+from coordinator.client.errors import ArchiveError, ClientError
 from coordinator.client.files import upload_file
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
@@ -34,11 +34,14 @@ from coordinator.services.artifacts.uploads import UploadService
 from coordinator.store.records import FileRecord
 from coordinator.web.auth import Auth
 from protocol.ids import Digest
+from protocol.job.array import MAX_INPUTS
 from protocol.job.elements import ElementEnd, ElementRun
 from protocol.job.results import packed
 from protocol.rest.api import NewUpload
 from protocol.rest.arrays import ElementView
 from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, fails, right
+from tests.support.arrays.images import files as layer
+from tests.support.arrays.images import ready, saved
 
 
 class ArrayHouse:
@@ -321,7 +324,7 @@ async def test_an_archive_of_inputs_that_lies_about_them_is_refused(house: Array
     [
         (("look", "--check", "it's"), "a quotation mark has no second one"),
         (("look 'in",), "a quotation mark has no second one"),
-        (("look", "--check", " "), "--check is empty"),
+        (("look", "--check", " "), "--check ' ': it names no program"),
         (("look", "--verify", "checked"), "--check names the command"),
         (("look", "--verify", "spot-checked", "--check", "look"), "leave one out"),
     ],
@@ -406,6 +409,24 @@ async def test_a_result_that_is_damaged_later_is_named_and_the_others_come(
         assert "4 of 5 results are in" in " ".join(capsys.readouterr().out.split())
 
 
+async def test_batches_are_asked_for_on_the_command_line_and_not_where_one_word_is_believed(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.nodes()
+    inputs, out = numbers(tmp_path / "inputs", list(range(12))), tmp_path / "results"
+    words = ["map", house.image, "square {input}", "--over", f"{inputs}/*.txt", "--yes", "--batch", "8"]
+    async with house.running(), Client(house.url) as client:
+        assert await cottage(house, *words, "--out", str(tmp_path / "none"), "--verify", "spot-checked") != 0
+        captured = capsys.readouterr()
+        assert "leave batch out" in " ".join((captured.out + captured.err).split())
+        assert await cottage(house, *words, "--out", str(out)) == 0
+        (view,) = await client.jobs()
+    assert len(squares(out)) == 12
+    stored = await house.world.stored(view.id)
+    assert stored.spec.array is not None
+    assert stored.spec.array.batch == 8
+
+
 def test_a_coordinator_cannot_have_results_written_elsewhere(tmp_path: Path) -> None:
     for name in ("..", "../x", "/etc", "a/b", ""):
         with pytest.raises(ArchiveError, match="cannot be a folder's name"):
@@ -417,13 +438,141 @@ async def test_what_cannot_be_mapped_is_said_before_anything_is_sent(
 ) -> None:
     inputs = numbers(tmp_path / "inputs", [1])
     (inputs / "empty.txt").touch()
+    (inputs / ".one").write_text("1")
+    other = numbers(tmp_path / "other", [1])
     out = str(tmp_path / "out")
     for words, said in (
         (("a" * 64, "x", "--over", f"{inputs}/*.json", "--out", out), "there is no such file"),
         (("sweep:1", "x", "--over", f"{inputs}/n1.txt", "--out", out), "no image 'sweep:1' was pushed"),
         ((house.image, "x", "--over", f"{inputs}/*.txt", "--out", out, "--yes"), "empty.txt is empty"),
+        (
+            (house.image, "x", "--over", f"{inputs}/.one", "--out", out),
+            ".one' cannot name an element: no dot comes first",
+        ),
+        ((house.image, "x", "--over", f"{inputs}/n1.txt", f"{other}/n1.txt", "--out", out), "have one name"),
+        (
+            (house.image, "x", "--over", f"{inputs}/n1.txt", "--out", out, "--verify", "trusted"),
+            "--trust names the owners",
+        ),
+    ):
+        assert await cottage(house, "map", *words) in (1, 2)
+        captured = capsys.readouterr()
+        assert said in captured.out + captured.err, said
+        assert not list((house.folder / "uploads").iterdir()), "nothing was sent"
+    for words, said in (
         ((house.image, "x", "--over", f"{inputs}/n1.txt", "--out", out, "--yes"), "no node runs containers here"),
     ):
         assert await cottage(house, "map", *words) in (1, 2)
         captured = capsys.readouterr()
         assert said in captured.out + captured.err, said
+
+
+async def test_a_folder_is_an_element_with_all_that_lies_in_it(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b"):
+        numbers(tmp_path / name, [1, 2])
+        (tmp_path / name / "deep").mkdir()
+        (tmp_path / name / "deep" / "more.txt").write_text("7" if name == "a" else "9")
+    (tmp_path / "beside.txt").write_text("5")
+    placed: dict[str, dict[str, str]] = {}
+
+    def read(run: ElementRun) -> ElementEnd:
+        inputs = run.element.inputs
+        placed[run.element.name] = {place: house.artifacts.path(digest).read_text() for place, digest in inputs.items()}
+        total = sum(int(text) for text in placed[run.element.name].values())
+        return right(run, packed({"total": str(total).encode()}))
+
+    for node in await house.nodes():
+        node.answer = read
+    words = ("map", house.image, "add /in/{name}", "--yes", "--estimate", "1", "--over", f"{tmp_path}/?/")
+    async with house.running():
+        assert await cottage(house, *words, "--out", str(tmp_path / "totals")) == 0
+        assert placed["a"] == {"a/deep/more.txt": "7", "a/n1.txt": "1", "a/n2.txt": "2"}
+        assert {name: (tmp_path / "totals" / name / "total").read_text() for name in "ab"} == {"a": "10", "b": "12"}
+        assert "2 of 2 results are in" in " ".join(capsys.readouterr().out.split())
+        async with Client(house.url) as client:
+            mapped = client.map(
+                house.image, ("add", "/in/{name}"), [tmp_path / "b", tmp_path / "beside.txt"], tmp_path / "mixed", 10**7
+            )
+            assert {one.element.name async for one in mapped} == {"b", "beside.txt"}
+    assert (tmp_path / "mixed" / "b" / "total").read_text() == "12"
+
+
+async def test_a_folder_that_cannot_be_an_element_is_told_before_anything_is_sent(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    numbers(tmp_path / "many", list(range(MAX_INPUTS + 1)))
+    (tmp_path / "none").mkdir()
+    numbers(tmp_path / "hidden", [1, 2])
+    (tmp_path / "hidden" / ".git").write_text("x")
+    for name, said in (
+        ("many", "has 65 files: 1 to 64 are taken"),
+        ("none", "has 0 files: 1 to 64 are taken"),
+        ("hidden", "hidden cannot be an input"),
+    ):
+        over = ("--over", f"{tmp_path}/{name}/", "--out", str(tmp_path / "out"), "--yes")
+        assert await cottage(house, "map", house.image, "x", *over) in (1, 2)
+        captured = capsys.readouterr()
+        assert said in " ".join((captured.out + captured.err).split())
+    assert await cottage(house, "map", house.image, "x", "--over", f"{tmp_path}/many", "--out", "out") == 2
+    assert "end it with a slash" in " ".join(capsys.readouterr().err.split())
+    assert not list((house.folder / "uploads").iterdir()), "nothing was sent"
+
+
+async def test_why_elements_wait_is_said_beside_the_bar(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("coordinator.client.commands.mapping.WAITS_S", 0.02)
+    nodes = await house.nodes()
+    for node in nodes:
+        node.answer = lambda run, node=node: right(run, packed({"odd": str(node.number).encode()}))  # type: ignore[misc]
+    inputs, out = numbers(tmp_path / "inputs", [1]), tmp_path / "results"
+    words = ("map", house.image, "x", "--over", f"{inputs}/*.txt", "--out", str(out), "--yes")
+    mapped = asyncio.create_task(cottage(house, *words))
+    said = ""
+    async with asyncio.timeout(60), house.running():
+        while "a further one is to decide" not in said:
+            await asyncio.sleep(0.02)
+            said += capsys.readouterr().err
+        for number in (4, 5):
+            await house.world.come(number, pace=0.5, answer=house.square)
+        assert await mapped == 0
+    assert squares(out) == {"n1.txt": "1"}
+    assert said.count("each of the 3 owners that are here has had its turn") == 1
+
+
+async def test_a_list_without_images_says_how_one_comes(house: ArrayHouse, capsys: pytest.CaptureFixture[str]) -> None:
+    assert await cottage(house, "image", "list") == 0
+    assert "No images yet: `cottage image push FILE` sends one." in capsys.readouterr().out
+    assert await cottage(house, "image", "list", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == []
+
+
+async def test_python_is_told_what_cannot_be_mapped_before_anything_is_sent(house: ArrayHouse, tmp_path: Path) -> None:
+    inputs = numbers(tmp_path / "inputs", [1])
+    for given, said in (
+        ([], "there are no files"),
+        ([inputs / "n1.txt", tmp_path / "other" / "n1.txt"], "have one name"),
+    ):
+        async with Client(house.url) as client:
+            with pytest.raises(ClientError, match=said):
+                async for _ in client.map(house.image, ["x"], given, tmp_path / "out", budget=1):
+                    pass
+    assert not list((house.folder / "uploads").iterdir())
+
+
+async def test_a_file_that_is_no_image_is_told_before_anything_is_paid(
+    house: ArrayHouse, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await house.nodes()
+    inputs, image = numbers(tmp_path / "inputs", [1]), tmp_path / "image.tar"
+    ready(saved(tmp_path / "saved.tar", [layer({"bin/square": b"square"})]), image)
+    async with Client(house.url) as client:
+        sent = await client.upload_inputs([inputs / "n1.txt", image])
+        words = ("--over", f"{inputs}/*.txt", "--out", str(tmp_path / "out"), "--yes")
+        async with asyncio.timeout(60), house.running():
+            assert await cottage(house, "map", sent[inputs / "n1.txt"], "x", *words) == 1
+            assert f"the artifact {sent[inputs / 'n1.txt']} is no image" in capsys.readouterr().err
+            assert not await client.jobs()
+            assert await cottage(house, "map", sent[image], "x", *words) == 0, "it is one, whatever it was sent for"

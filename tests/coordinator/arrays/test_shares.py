@@ -1,6 +1,7 @@
 """Arrays beside jobs that need all their seats at once: who waits is given what arrays can spare, and nothing is lost."""
 
 from coordinator.domain.job import JobState
+from coordinator.domain.lease import Lease
 from coordinator.services.network.claims import CLAIM_S, LAPSE_S, Claims
 from tests.coordinator.arrays.arrayed import ArrayWorld, truth
 from tests.coordinator.arrays.test_array_jobs import check_books
@@ -105,3 +106,25 @@ def test_a_claim_that_is_not_renewed_lapses_and_two_jobs_claim_no_node_twice() -
     assert claims.claimed() == set()
     claims.lends("array", None)
     assert claims.spare("a") == set()
+
+
+def test_who_stands_by_for_another_job_can_be_claimed_and_who_has_a_seat_cannot() -> None:
+    clock, leases = SimClock(), [lease("a", "1", None), lease("a", "2", 0), lease("b", "3", None)]
+    claims = Claims(clock, lambda: [one for one in leases if one.seat is None])
+    assert not claims.crowded, "nobody but a job that lacks something needs them"
+    assert (claims.spare("a"), claims.spare("b"), claims.spare("c")) == ({"3"}, {"1"}, {"1", "3"})
+    assert claims.is_due("c")
+    claims.claim("c", {"1"})
+    assert (claims.claimed(), claims.claimed("c"), claims.claimed("a")) == ({"1"}, set(), {"1"})
+    assert claims.spare("b") == set(), "one job claims it"
+    assert claims.share(3) == 3, "no array wants them"
+    del leases[1:]
+    clock.t += CLAIM_S
+    assert not claims.is_due("a"), "only its own stands by"
+    assert claims.renew("c", {"1"})
+    claims.drop("c")
+    assert claims.claimed() == set()
+
+
+def lease(job: str, node: str, stage: int | None) -> Lease:
+    return Lease(f"{job}{node}", job, node, "owner", 1, stage, stage, 0.0)

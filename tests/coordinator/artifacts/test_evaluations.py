@@ -25,6 +25,7 @@ from protocol.ids import Digest
 from protocol.job.job import JobSpec
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import digest, spec
+from tests.support.wait import HANGS_S
 
 OFFERED = OfferedTasks(("arc", "lambada"), ())
 ASKED = EvaluationSpec(("arc", "lambada"), 50)
@@ -148,7 +149,7 @@ async def test_how_far_it_is_shows_and_after_a_restart_it_begins_anew() -> None:
     job = await house.settled()
     house.runner.held = asyncio.Event()
     running = asyncio.create_task(house.service.evaluate())
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANGS_S):
         while not (found := await house.view(job)) or "task 2" not in found.note:
             await asyncio.sleep(0.01)
     assert found.state == "running"

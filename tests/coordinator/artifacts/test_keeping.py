@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,18 @@ import msgspec
 import pytest
 
 from common.untrusted_text import untrusted
+from coordinator.config import RetentionPolicy
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Base, Run, RunPoint
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
-from coordinator.services.artifacts.retention import DAY, ENDED_S, FILE_S, FRESH_S, PASSED_S, UNPAID_S, Keeping
+from coordinator.services.artifacts.retention import DAY, FRESH_S, PASSED_S, UNPAID_S, Keeping
 from coordinator.store.records import DeliveryRecord, FileRecord, RunRecord
 from protocol.ids import Digest
 from protocol.plan import Layers, Member, Plan
 from tests.coordinator.bench import Bench
 
+ENDED_S = FILE_S = 30 * DAY  # As the policy is where nobody has chosen another one.
 PLAN = Plan(0, (Layers(0, 4),), (Member(0, 0, "1" * 32),))
 
 
@@ -232,13 +235,39 @@ async def test_a_survey_says_what_a_sweep_would_free_and_changes_nothing(cellar:
     async with cellar.bench.store.transaction() as tx:
         await tx.insert(upload)
         await tx.insert(delivery)
-    _, told = await cellar.keeping.survey()
+    _, told = await cellar.keeping.survey(RetentionPolicy())
     goes = ("train.bin of over", "an old upload", "junk")
+    assert told.largest == tuple(sorted(((len(name), sha(name)) for name in goes), reverse=True))
     assert (told.files, told.removable, told.removable_size) == (5, 3, sum(map(len, goes)))
     async with cellar.bench.store.transaction() as tx:
         assert await tx.find(FileRecord) == [upload]
         assert await tx.find(DeliveryRecord) == [delivery]
-    assert await cellar.keeping.survey() == (cellar.bench.clock.time(), told)
+    assert await cellar.keeping.survey(RetentionPolicy()) == (cellar.bench.clock.time(), told)
     assert await cellar.keeping.sweep() == told.removable_size, "and the sweep does what was said"
-    _, after = await cellar.keeping.survey()
+    _, after = await cellar.keeping.survey(RetentionPolicy())
     assert (after.files, after.removable) == (2, 0)
+
+
+async def test_a_policy_is_what_a_sweep_does_and_another_one_is_only_looked_at(cellar: Cellar) -> None:
+    """A job that ended ten days ago, and an upload of as long ago; both would go by a week."""
+    await cellar.put("train.bin of over", "an upload")
+    ended = await cellar.job("over", JobState.SETTLED, 10 * DAY)
+    upload = FileRecord(
+        ended.account_id, sha("an upload"), "dataset", untrusted("a"), 9, cellar.bench.clock.t - 10 * DAY
+    )
+    async with cellar.bench.store.transaction() as tx:
+        await tx.insert(upload)
+    there = {sha("train.bin of over"), sha("an upload")}
+    for policy, goes in (
+        (RetentionPolicy(), set()),
+        (RetentionPolicy(job_files=7), {sha("train.bin of over")}),
+        (RetentionPolicy(uploads=7), {sha("an upload")}),
+        (RetentionPolicy(7, 7), there),
+        (RetentionPolicy(11, 11), set()),
+    ):
+        _, told = await cellar.keeping.survey(policy)
+        assert {digest for _, digest in told.largest} == goes
+    assert await cellar.left() == there, "what was asked about was not done"
+    config = cellar.bench.parts.context.config
+    cellar.bench.parts.context.__dict__["config"] = replace(config, retention=RetentionPolicy(7, 7))
+    assert await cellar.left() == set()

@@ -166,7 +166,9 @@ async def test_a_sweep_takes_what_is_old_and_not_referred_to(store: ArtifactStor
     referred: Any = {bytes.fromhex(sha(kept))}
     assert await store.sweep(referred, 1.0) == (0, 0), "both are new"
     assert await store.survey(referred, 1.0) == ArtifactStock(2, 3_000, 0, 0)
-    assert await store.survey(referred, 4e9) == ArtifactStock(2, 3_000, 1, 2_000), "a look takes nothing"
+    assert await store.survey(referred, 4e9) == ArtifactStock(2, 3_000, 1, 2_000, ((2_000, sha(gone)),)), (
+        "a look takes nothing"
+    )
     assert await store.sweep(referred, 4e9) == (1, 2_000)
     assert await left(store) == {sha(kept)}
     assert not await store.has(sha(gone))

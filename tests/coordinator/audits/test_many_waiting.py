@@ -73,10 +73,10 @@ async def test_what_is_read_again_and_again_is_decoded_once_and_never_old(store:
         async with store.transaction() as tx:
             return {audit.id: audit for audit in await tx.find(Audit, col(Audit.job).equals(job))}
 
-    first, before = await read(), sql._kept.cache_info().misses
+    first, before = await read(), sql._reader(Audit).cache_info().misses
     again = await read()
     assert again == first
-    assert sql._kept.cache_info().misses == before
+    assert sql._reader(Audit).cache_info().misses == before
     one = next(iter(first.values()))
 
     async def fail() -> None:

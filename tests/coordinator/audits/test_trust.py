@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from coordinator.domain.audits import penalty, trust
-from coordinator.domain.audits.auditors import choose_auditor, refusal
+from coordinator.domain.audits.auditors import awaits_look, choose_auditor, refusal
 from coordinator.domain.audits.rate import SLASH_BPS
 from coordinator.domain.audits.trust import Audit, AuditorCandidate
 from protocol.audit import OpenOuter, OuterRecord, ReplayOuter
@@ -321,6 +321,27 @@ def test_a_challenger_re_runs_the_step_itself_and_somebody_else_confirms() -> No
     assert choose_auditor(audit, [THIRD]) is None, "nobody else is asked for it"
     assert choose_auditor(audit, [THIRD, SECOND]) == SECOND
     assert choose_auditor(trust.assigned(audit, SECOND, 30.0), [THIRD, SECOND]) == THIRD
+
+
+def test_a_look_that_is_due_does_not_wait_for_a_challenger_that_is_gone() -> None:
+    operator = AuditorCandidate("fourth", "4" * 44, "4" * 44, AUDIT.env_class, True, operator=True)
+    challenged = msgspec.structs.replace(opened(), challenger=SECOND.node, watched=True)
+    assert choose_auditor(challenged, [operator]) is None
+    due = trust.overdue(challenged)
+    assert due.look
+    assert choose_auditor(due, [operator, SECOND]) == SECOND, "who asked for it is here after all"
+    assert choose_auditor(due, [operator]) == operator
+
+
+def test_an_auditor_of_the_operators_is_not_waited_for_where_only_who_trains_the_stage_could() -> None:
+    passed = msgspec.structs.replace(judged_by("match"), watched=True, proven=True)
+    again = trust.again(passed, SECOND.node, 50.0)
+    assert again is not None
+    assert awaits_look(again)
+    theirs = trust.again(msgspec.structs.replace(passed, anchor_in="auditor"), SECOND.node, 50.0)
+    assert theirs is not None
+    assert not awaits_look(theirs)
+    assert trust.overdue(theirs).over
 
 
 def test_a_canary_that_is_found_right_costs_its_auditor_the_place_and_nobody_a_stake() -> None:

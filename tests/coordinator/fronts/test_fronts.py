@@ -39,6 +39,7 @@ from tests.coordinator.conftest import FRONTS, FRONTS_SEED, House, ScriptedNode,
 from tests.coordinator.fakes import COORDINATOR, FakeChain, spec
 from tests.coordinator.test_faults import ended
 from tests.support.databases import Postgres, needs_postgres
+from tests.support.wait import HANGS_S
 
 pytestmark = needs_postgres
 
@@ -196,13 +197,14 @@ async def test_what_is_stored_costs_the_one_at_work_nothing(town: Town) -> None:
 
 def count_transactions(store: Any) -> Any:
     """How many transactions of requests a store begins from now on."""
-    made, original = [0], store._turns.take
+    turns = store._inner._turns
+    made, original = [0], turns.take
 
     async def take() -> None:
         made[0] += _ARRIVED.get() is not None
         await original()
 
-    store._turns.take = take
+    turns.take = take
     return lambda: made[0]
 
 
@@ -250,7 +252,7 @@ async def test_a_stream_at_a_front_hears_at_once(town: Town) -> None:
     async with town.works() as house, town.front() as url:
         job = await waiting(house, url)
         async with aiohttp.ClientSession() as http, http.get(f"{url}/api/v1/jobs/{job}/stream") as stream:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANGS_S):
                 await stream.content.readuntil(b"\n\n")
                 await asyncio.sleep(1.0)
                 loop = asyncio.get_running_loop()
@@ -358,7 +360,7 @@ async def test_who_only_stands_by_is_not_believed_to_work(town: Town) -> None:
 
 async def test_a_front_of_another_version_reads_nothing(town: Town) -> None:
     async with town.works() as house:
-        engine = house.parts.context.store._engine  # type: ignore[attr-defined]
+        engine = house.parts.context.store._inner._engine  # type: ignore[attr-defined]
         async with engine.begin() as connection:
             await connection.execute(text("UPDATE alembic_version SET version_num = 'r9999'"))
         async with town.front() as url:
@@ -410,6 +412,6 @@ async def test_many_read_while_one_writes(town: Town) -> None:
         job = await waiting(house, url)
         async with house.parts.context.store.transaction() as tx:
             await tx.find(EventRecord, limit=1)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANGS_S):
                 found = await asyncio.gather(*(get(f"{url}/api/v1/jobs/{job}") for _ in range(30)))
         assert {status for status, _, _ in found} == {200}

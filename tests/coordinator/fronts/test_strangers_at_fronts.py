@@ -8,6 +8,7 @@ from yarl import URL
 from coordinator.web.fronts.answering import ASK, NEWS
 from tests.coordinator.fronts.test_fronts import Town, base, get, town
 from tests.support.databases import needs_postgres
+from tests.support.wait import HANGS_S
 
 pytestmark = needs_postgres
 __all__ = ["town"]
@@ -28,7 +29,7 @@ async def sent(url: str, head: bytes) -> bytes:
     reader, writer = await asyncio.open_connection(at.host, at.port)
     try:
         writer.write(head.replace(b"\r\n", f"\r\nHost: {at.host}:{at.port}\r\n".encode(), 1) + b"\r\n")
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             return await reader.readline()
     finally:
         writer.close()

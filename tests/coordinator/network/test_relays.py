@@ -395,7 +395,7 @@ async def test_credentials_are_good_and_renewed_half_way_through_their_life(
 async def test_nothing_is_said_where_there_is_nothing_to_say(config: Config, quick: None) -> None:
     async with door(config) as at, nodes(at.house, 4) as made:
         await running(at.house)
-        look = at.house.parts.handout.look
+        look = at.house.parts.relay_assignment.look
         for _ in range(3):
             look()
         assert at.house.parts.context.metrics.value("ice_servers_sent_total") == 0
@@ -407,7 +407,7 @@ async def test_what_has_not_changed_is_not_said_again(config: Config, quick: Non
         metrics = at.house.parts.context.metrics
         await until(lambda: metrics.value("ice_servers_sent_total") == 4)
         for _ in range(5):
-            at.house.parts.handout.look()
+            at.house.parts.relay_assignment.look()
         assert metrics.value("ice_servers_sent_total") == 4
 
 

@@ -19,6 +19,7 @@ from protocol.rest.admin import (
     AdminRowState,
     AdminStorage,
     NodeOrder,
+    RemovableFile,
 )
 from tests.coordinator.web.fake import START, Cluster, signature
 
@@ -95,9 +96,13 @@ class Operation:
         wanted = {None: ("queued", "sent", "failed"), "open": ("queued", "sent"), "failed": ("failed",)}[state]
         return [row for row in rows if row.state in wanted and (before is None or row.id < before)][:limit]
 
-    async def storage(self) -> AdminStorage:
-        return AdminStorage(
+    async def storage(self, job_files: int | None = None, uploads: int | None = None) -> AdminStorage:
+        stock = AdminStorage(
             "disk", START, 1_204, 17, 81_234_567_890, 1_234_567_890, 500 * 10**9, 212 * 10**9, 5 << 30, 45_678_592
+        )
+        largest = (RemovableFile("ab" * 32, 1_000_000_000), RemovableFile("cd" * 32, 234_000_000))
+        return msgspec.structs.replace(
+            stock, job_files_days=job_files or 30, uploads_days=uploads or 30, largest=largest
         )
 
     async def _all(self) -> list[AdminNode]:

@@ -132,7 +132,15 @@ async def test_jobs_the_outbox_and_storage_are_shown(
     assert await admin("outbox", "--state", "open", "--json") == 0
     assert [one["state"] for one in json.loads(capsys.readouterr().out)] == ["sent", "queued"]
     assert await admin("storage") == 0
-    assert "17 of them" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "17 of them" in told
+    assert "30 days after a paid job's end" in told
+    assert "ab" * 32 in told
+    assert await admin("storage", "--job-files", "7", "--uploads", "90", "--json") == 0
+    assert (found := json.loads(capsys.readouterr().out))["job_files_days"] == 7
+    assert found["uploads_days"] == 90
+    assert await admin("storage", "--job-files", "6") != 0
+    assert "choose 7 to 3650 days" in capsys.readouterr().err
 
 
 async def test_too_little_room_is_said(
@@ -140,7 +148,7 @@ async def test_too_little_room_is_said(
 ) -> None:
     full = msgspec.structs.replace(await town.operation.storage(), free=(5 << 30) - 1)
 
-    async def storage() -> AdminStorage:
+    async def storage(*_: object) -> AdminStorage:
         return full
 
     assert await admin("storage") == 0

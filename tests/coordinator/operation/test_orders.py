@@ -294,6 +294,8 @@ async def test_rows_that_are_open_or_given_up_are_listed_with_age_and_why(office
 
 
 async def test_storage_says_what_lies_there(office: Office) -> None:
+    found = await office.get("admin/storage?job_files_days=14")
+    assert (found["job_files_days"], found["uploads_days"], found["largest"]) == (14, 30, [])
     found = await office.get("admin/storage")
     assert (found["place"], found["files"], found["size"]) == ("disk", 3, 3_000)
     assert found["database"] > 0

@@ -16,6 +16,7 @@ from coordinator.store.records import NodeRecord
 from coordinator.store.sql import SqlStore
 from coordinator.store.turns import Turns, of_request
 from coordinator.web.monitoring.requests import measured
+from tests.support.wait import HANGS_S
 
 
 async def nothing_else_to_do() -> None:
@@ -99,7 +100,7 @@ async def test_who_is_gone_before_its_turn_holds_nobody_up(take: Callable[..., A
     await nothing_else_to_do()
     lock.give()  # It is next_one's turn, which is cancelled before it has heard of it.
     next_one.cancel()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANGS_S):
         await asyncio.wait([gone, next_one, stays])
     assert (gone.cancelled(), next_one.cancelled(), order) == (True, True, ["stays"])
     await lock.take()

@@ -32,7 +32,7 @@ from coordinator.services.artifacts.dataset_checks import DatasetChecks
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.uploads import EMPTY_S, UploadService
-from coordinator.services.jobs.idempotency import Replays
+from coordinator.services.jobs.idempotency import IdempotentAnswers
 from coordinator.services.network import admission as crowds
 from coordinator.services.network.nodes import NodeRefusedError
 from coordinator.store.memory import MemoryStore
@@ -208,7 +208,7 @@ async def test_answers_that_are_kept_for_repeated_requests_have_room(monkeypatch
     rate = RateBudget(bounds.ANSWERS.what, 2048, 1 / 16, 1 << 20, 1 / 64)
     monkeypatch.setattr(bounds, "RATES", (rate, *(one for one in bounds.RATES if one.what != rate.what)))
     clock, store = VirtualClock(), MemoryStore()
-    replays = Replays(store, clock)
+    replays = IdempotentAnswers(store, clock)
     async with replays.turn(ADA, "first", "f" * 64) as turn:
         turn.keep(200, "", b"x" * 4096)
     with pytest.raises(TooManyError):

@@ -15,6 +15,7 @@ from coordinator.store.records import NodeRecord
 from ledger.errors import LedgerUnavailableError
 from tests.coordinator.bench import CONFIG, Bench
 from tests.coordinator.fakes import COORDINATOR, WALLET
+from tests.support.wait import HANGS_S
 
 LEAST = 1_000
 STAKED: Config = replace(CONFIG, min_stake=LEAST)
@@ -138,7 +139,7 @@ async def test_a_slow_ledger_holds_up_neither_greetings_nor_other_work() -> None
     bench.clock.t += WATCH_S
     looking = asyncio.create_task(bench.parts.stakes.look())
     await asyncio.sleep(0)
-    async with asyncio.timeout(5.0):
+    async with asyncio.timeout(HANGS_S):
         await bench.enter(2)
         await bench.parts.upkeep.tick()
     assert not looking.done()

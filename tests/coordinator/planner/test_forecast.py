@@ -13,7 +13,7 @@ from coordinator.domain.forecast import ASSUMED, JobOutcome
 from coordinator.domain.job import JobState
 from coordinator.domain.rounds.run import Run
 from coordinator.services.jobs.alternatives import changed, find_choices
-from coordinator.services.jobs.history import Outlook
+from coordinator.services.jobs.history import KnownOutcomes
 from coordinator.store.records import RunRecord
 from protocol.job.job import JobSpec
 from protocol.rest.api import Quote
@@ -117,7 +117,7 @@ async def test_jobs_that_lost_parts_count_and_jobs_that_were_stopped_do_not() ->
                 work.job, state=JobState.SETTLED, quote=quote, paid=int(1000 * paid), tokens_done=1
             )
             await work.tx.insert(RunRecord(job, run))
-    seen = await Outlook(bench.parts.context).outcomes()
+    seen = await KnownOutcomes(bench.parts.context).outcomes()
     assert [(one.paid, one.replicas) for one in seen] == [(0.75, 2)]
 
 

@@ -6,6 +6,8 @@ import secrets
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from common.clock import SystemClock
 from common.errors import TransportError
 from common.untrusted_text import untrusted
@@ -14,7 +16,7 @@ from desktop.agent.jobs.private_talk import PrivateTalk
 from protocol.identity import NodeKey
 from protocol.private.sessions import MAX_UNSIGNED, PrivateTicket, SignedCounts
 from protocol.rest.private import NewPrivateSession, PrivateSession
-from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, TextReport
+from protocol.serving import AnsweredReport, EngineReport, GenerateCommand, RefusedReport, TextReport
 from transport.private.channel import PrivateChannel
 from transport.private.meeting import MeetingNode, Surroundings
 
@@ -25,7 +27,7 @@ LONG = 2 * MAX_UNSIGNED  # Tokens of an answer to "long".
 class RepeatingModel:
     """Says the last words again, one a token; asked for something ``long``, numbers.
 
-    ``stops_after``: tokens after which it says nothing more.
+    ``stops_after``: tokens after which it says nothing more. ``refuses``: code and words in place of any answer.
     """
 
     def __init__(self) -> None:
@@ -33,9 +35,13 @@ class RepeatingModel:
         self.asked: list[GenerateCommand] = []
         self.forgotten: list[str] = []
         self.stops_after: int | None = None
+        self.refuses: tuple[str, str] | None = None
 
     def ask_privately(self, command: GenerateCommand, listener: Callable[[EngineReport], None]) -> None:
         self.asked.append(command)
+        if self.refuses is not None:
+            listener(RefusedReport(command.id, *self.refuses))
+            return
         said = command.messages[-1]["content"] if command.messages else command.prompt
         words = [str(number) for number in range(LONG)] if said == "long" else said.split(" ")
         for place, word in list(enumerate(words))[len(command.begun) :]:
@@ -49,13 +55,17 @@ class RepeatingModel:
 
 
 class TalkingHomes:
-    """``PrivatePort`` with homes that are asked in turn. ``tamper``: what becomes of an answer on its way."""
+    """``PrivatePort`` with homes that are asked in turn. ``tamper``: what becomes of an answer on its way.
+
+    ``beside``: nodes that hold the model with any of them.
+    """
 
     def __init__(self) -> None:
         self.keys: tuple[NodeKey, ...] = (NodeKey.generate(), NodeKey.generate())
         self.models = {key.address: RepeatingModel() for key in self.keys}
         self.signed: dict[str, SignedCounts] = {}
         self.channels: list[PrivateChannel] = []
+        self.beside: list[str] = []
         self.tamper: Callable[[bytes], bytes] = lambda envelope: envelope
         self._tickets: dict[str, tuple[NodeKey, PrivateTicket]] = {}
         self._talks: set[asyncio.Task[None]] = set()
@@ -68,7 +78,10 @@ class TalkingHomes:
         ticket = PrivateTicket(secrets.token_hex(16), job, wanted.client, 10_000, expires)
         self._tickets[ticket.session] = (able[0], ticket)
         name = untrusted(f"home {self.keys.index(able[0]) + 1}")
-        return PrivateSession(ticket.session, able[0].address, name, (), ticket.tokens, expires)
+        beside = tuple(self.beside)
+        named = tuple(untrusted(f"{one[:4]} beside") for one in beside)
+        found = PrivateSession(ticket.session, able[0].address, name, (), ticket.tokens, expires)
+        return msgspec.structs.replace(found, nodes=1 + len(beside), beside=beside, beside_names=named)
 
     async def offer(self, job: str, session: str, envelope: bytes) -> bytes:
         key, ticket = self._tickets[session]

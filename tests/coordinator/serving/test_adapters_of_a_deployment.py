@@ -120,7 +120,7 @@ async def test_a_node_gets_the_model_once_and_each_adapter_and_an_adapter_is_ask
         (made.adapters[0], "moo 1", LORA),
         (made.adapters[1], "moo 2", LORA),
     ]
-    trials = made.bench.parts.leavings
+    trials = made.bench.parts.outputs
     texts = EmbedCommand("1", ("a",))
     for adapter, number in ((None, 0), (made.adapters[0], 1), (made.adapters[1], 2)):
         for command in (GenerateCommand("1", "moo", tokens=2), texts):

@@ -8,15 +8,20 @@ import pytest
 from coordinator.domain import serving as rules
 from coordinator.domain.job import JobAction, JobState
 from coordinator.domain.serving import NodeUsage
-from coordinator.errors import ConflictError, FundsError, InvalidError, NotFoundError, TooManyError, UnavailableError
+from coordinator.errors import (
+    ConflictError,
+    FundsError,
+    InvalidError,
+    NotFoundError,
+    TooManyError,
+    UnavailableError,
+)
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, RoundRecord
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.rest.api import NewJob
-from protocol.serving import TextReport
-from protocol.task import ModelSaid
 from tests.coordinator.fakes import BUDGET
-from tests.coordinator.serving.deployed import MB, Deployed, Home, TruthTeller
+from tests.coordinator.serving.deployed import Deployed, Home, TruthTeller
 
 
 async def shares(bench: Deployed, job: str) -> list[CommitRecord]:
@@ -40,6 +45,22 @@ async def two_homes(bench: Deployed) -> tuple[str, Home, Home]:
 def who_answers(*homes: Home) -> Home:
     """The one that was asked first, of those that are answering."""
     return next(home for home in homes if home.answering)
+
+
+@pytest.mark.parametrize(
+    ("waiting", "freed", "now", "seconds"),
+    [
+        (64, (), 100.0, 5.0),  # Nobody knows yet.
+        (64, (99.0, 99.5), 100.0, 32.0),
+        (64, (99.9, 100.0), 100.0, 5.0),  # Not less than that: many who were refused come back.
+        (64, (40.0, 50.0), 100.0, 60.0),  # Nor more than stock clients wait.
+        (10, (90.0, 95.0, 98.0, 99.0), 100.0, 25.0),
+    ],
+)
+def test_who_is_refused_comes_back_when_those_who_wait_have_had_their_places(
+    waiting: int, freed: tuple[float, ...], now: float, seconds: float
+) -> None:
+    assert rules.again_in(waiting, freed, now) == pytest.approx(seconds)
 
 
 async def test_a_deployment_is_seated_answers_is_counted_and_paid_by_its_tokens() -> None:
@@ -275,8 +296,9 @@ async def test_more_requests_than_room_wait_in_turn_and_beyond_that_are_refused_
     await asyncio.sleep(0)
     await bench.hear()
     assert len(home.asked) == room
-    with pytest.raises(TooManyError, match="64 requests wait"):
+    with pytest.raises(TooManyError, match="64 requests wait") as refused:
         await anext(bench.parts.homes.generate(stored, asked[0].command, 60.0))
+    assert refused.value.retry_s == rules.LEAST_AGAIN_S, "no place has become free yet"
     for _ in range(40):
         await bench.pass_time(0.5)
     assert all(one.task.done() and one.tokens == one.right for one in asked), "nobody starves"
@@ -465,45 +487,6 @@ async def test_what_is_too_long_to_be_drawn_again_is_not_paid(monkeypatch: pytes
         await count(bench, job)
     (share,) = await shares(bench, job)
     assert (share.leaves, share.tokens) == (1, 8)
-
-
-@pytest.mark.parametrize("flood", ["text", "tokens", "nothing"])
-async def test_who_says_more_than_a_model_says_fills_no_memory_and_another_node_answers(flood: str) -> None:
-    bench = Deployed()
-    job, one, two = await two_homes(bench)
-    asked = bench.ask(await bench.stored(job), tokens=20)
-    await bench.pass_time(0.35)
-    flooding = who_answers(one, two)
-    flooding.silence()
-    request = flooding.asked[-1].id
-    for _ in range(200):
-        report = TextReport(request, "x" * 5_000 if flood == "text" else "", (1,) * 5 if flood == "tokens" else ())
-        await flooding.say(ModelSaid((report,)))
-    assert len(bench.parts.homes._parts) <= 1, "no more of it is taken"
-    await bench.pass_time(4.0)
-    await asked.task
-    assert asked.tokens[-2:] == asked.right[-2:]
-    assert len(asked.tokens) == 20
-    assert asked.end is not None
-    assert len(asked.end.nodes) == 2
-
-
-async def test_nodes_that_cannot_answer_are_let_go_and_the_request_is_answered_elsewhere() -> None:
-    bench = Deployed()
-    job, one, two = await two_homes(bench)
-    one.refusing = "failed"
-    asked = [bench.ask(await bench.stored(job), seed=seed, tokens=3) for seed in range(8)]
-    await bench.pass_time(4.0)
-    assert all(answer.task.done() and answer.tokens == answer.right for answer in asked)
-    await bench.turn(job)
-    assert one.lease is None or len(one.asked) <= 8
-    two.refusing = "failed"
-    one.refusing = "failed"
-    last = bench.ask(await bench.stored(job))
-    await bench.pass_time(4.0)
-    with pytest.raises(UnavailableError):
-        await last.task
-    assert MB > 0
 
 
 async def test_a_queue_without_any_node_says_so_and_who_leaves_it_makes_room() -> None:

@@ -12,11 +12,12 @@ from coordinator.domain.job import JobState
 from coordinator.errors import InvalidError, NotFoundError, UnavailableError
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles
+from coordinator.services.serving.chat_templates import ChatTemplates
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, ServeSpec, TokenizerSpec
 from protocol.models.weights import WEIGHT_INDEX, WeightIndex
 from protocol.rest.api import JobView, NewJob
 from protocol.serving import MODEL_ARCHIVE, SMALL_ARCHIVE
-from tests.coordinator.fakes import FakeModels, digest
+from tests.coordinator.fakes import BUDGET, FakeModels, digest
 from tests.coordinator.serving.deployed import Deployed, Home
 from tests.coordinator.serving.small_model import small_model
 from tests.coordinator.serving.test_engines import GREEDY, Hall, ask
@@ -45,6 +46,7 @@ async def here(hall: Hall) -> tuple[Deployed, Home]:
     bench = Deployed()
     jobs: Any = bench.parts.jobs
     jobs._artifacts, jobs._model_files, jobs._models = hall.artifacts, ModelFiles(hall.artifacts), hall.tools
+    jobs._templates = ChatTemplates(hall.tools, jobs._base_models)
     return bench, await bench.come(1)
 
 
@@ -105,7 +107,50 @@ async def test_a_chat_template_with_which_nobody_can_chat_is_refused_when_its_mo
         with pytest.raises(InvalidError, match=r"the chat template of this model .*mend it, or leave it out") as told:
             await made(hall, with_template(broken))
         assert told.value.field == "tokenizer.settings"
+        with_price = await priced(hall, with_template(broken))
+        assert [said for said in with_price if "chat template" in said] == [told.value.detail], "before money is held"
     assert (await made(hall, with_template(None))).state == "created", "it continues texts"
+
+
+async def priced(hall: Hall, spec: JobSpec) -> tuple[str, ...]:
+    """What the price says against a document."""
+    bench, _ = await here(hall)
+    found: tuple[str, ...] = ()
+
+    async def ask() -> None:
+        nonlocal found
+        found = (await bench.parts.jobs.quote(spec)).problems
+
+    await bench.while_time_moves(ask())
+    return found
+
+
+async def test_a_template_is_tried_once_however_often_the_price_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    bench = Deployed()
+    await bench.come(1)
+    asked: list[TokenizerSpec] = []
+
+    async def broken(_models: FakeModels, tokenizer: TokenizerSpec) -> str:
+        asked.append(tokenizer)
+        if len(asked) == 1:
+            raise UnavailableError("reading the chat template failed")
+        return "the chat template of this model is broken"
+
+    job = await bench.trained()
+    spec = JobSpec("answers", ModelSpec(from_job=job), BUDGET, serve=ServeSpec())
+    monkeypatch.setattr(FakeModels, "template_fault", broken)
+    assert (await bench.parts.jobs.quote(spec)).problems == (), "nobody knows yet"
+    for _ in range(3):
+        (problem,) = (await bench.parts.jobs.quote(spec)).problems
+        assert problem.startswith(f"the chat template of this model is broken; `cottage download {job}`")
+    assert len(asked) == 2
+
+
+async def test_a_template_that_never_ends_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.services.artifacts.models.TEMPLATE_S", 0.01)
+    endless = TokenizerSpec("file", file=digest("tokenizer"), settings={"chat_template": "{{ messages }}"})
+    with pytest.raises(UnavailableError, match=r"reading the chat template took longer than 0\.01 s"):
+        await Hall(tmp_path).tools.template_fault(endless)
 
 
 async def test_the_template_of_a_job_s_model_is_looked_at_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -213,6 +213,8 @@ async def test_of_a_replica_of_several_nodes_the_first_talks_and_all_are_paid(be
     session = await opened(bench, job, key)
     [lead] = [home for home in homes if home.lease is not None and home.lease.stage == 0]
     assert (session.node, session.nodes) == (lead.node, 2)
+    [other] = [home for home in homes if home is not lead]
+    assert (session.beside, session.beside_names) == ((other.node,), (other.session.profile.name,))
     await answered(bench, job, session)
     await say(bench, lead.node, counts_of(key, session, 1, 30, 100))
     await bench.pass_time(400, step=1.0)

@@ -1,16 +1,19 @@
 """What ``/metrics`` tells: all that an operator has to know, in the form that Prometheus reads, and nothing of anybody."""
 
 import asyncio
+import re
 import shutil
 import subprocess
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 from aiohttp import ClientSession
 
 from common.clock import SystemClock
+from coordinator import metrics as figures
 from coordinator.config import Config
 from coordinator.domain.job import JobState
 from coordinator.errors import StoreAwayError
@@ -82,7 +85,7 @@ async def test_a_coordinator_tells_what_is_there(config: Config) -> None:
 
         nodes = [Session("a"), Session("b"), Session("c", accepting=False), Session("d"), Session("e")]
         it.parts.nodes.sessions = lambda: nodes  # type: ignore[method-assign, assignment, return-value]
-        it.parts.leases.busy = lambda: frozenset({"a"})  # type: ignore[method-assign]
+        it.parts.leases.is_busy = lambda node: node == "a"  # type: ignore[method-assign]
         it.parts.nodes.drain("e")
         it.parts.nodes.short_of_stake = lambda node: node == "d"  # type: ignore[method-assign]
         status, text = await it.asked()
@@ -225,6 +228,14 @@ async def test_the_database_is_away_and_who_watches_is_told(config: Config, monk
         assert (await it.asked())[0] == 401
         monkeypatch.setattr(SqlStore, "transaction", _away)
         assert (await it.asked())[0] == 503, "one that was revoked is forgotten"
+
+
+def test_each_counter_is_counted_somewhere() -> None:
+    room = Path(figures.__file__).parent
+    source = "".join(path.read_text() for path in room.rglob("*.py") if path != Path(figures.__file__))
+    patterns = [re.sub(r"\\{.*?\\}", ".*", re.escape(name)) for name in re.findall(r'count\(\s*f?"([^"]+)"', source)]
+    never = [name for name in figures._COUNTERS if not any(re.fullmatch(pattern, name) for pattern in patterns)]
+    assert not never
 
 
 def _away(_store: SqlStore) -> None:

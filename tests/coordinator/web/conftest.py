@@ -25,7 +25,7 @@ from coordinator.services.artifacts.file_ownership import FileOwnership
 from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.artifacts.uploads import UploadService
 from coordinator.services.core.context import Context
-from coordinator.services.jobs.idempotency import Replays
+from coordinator.services.jobs.idempotency import IdempotentAnswers
 from coordinator.services.network.lenders import Lenders
 from coordinator.store.memory import MemoryStore
 from coordinator.web.application import setup
@@ -35,7 +35,7 @@ from tests.coordinator.operation.fake_operation import Operation
 from tests.coordinator.serving.talking_homes import TalkingHomes
 from tests.coordinator.web.documented import Ears
 from tests.coordinator.web.fake import TOKEN, Cluster, address
-from tests.coordinator.web.fake_services import Books, Elements, Leavings, Market, PricedWithdrawals, Registry
+from tests.coordinator.web.fake_services import Books, Elements, Market, Outputs, PricedWithdrawals, Registry
 
 
 def authorise(token: str) -> str:
@@ -124,7 +124,7 @@ class House:
             Registry(self.cluster),
             self.market,
             Books(self.cluster),
-            Leavings(self.cluster),
+            Outputs(self.cluster),
             notices,
             self.uploads,
             self.checks,
@@ -139,7 +139,7 @@ class House:
             self.folder / "downloads",
             self.public_url,
         )
-        setup(app, services, authorise, self.auth, Replays(self.store, SystemClock()))
+        setup(app, services, authorise, self.auth, IdempotentAnswers(self.store, SystemClock()))
         self._runner = web.AppRunner(app, shutdown_timeout=1.0)
         await self._runner.setup()
         site = web.TCPSite(self._runner, "127.0.0.1", self.port)

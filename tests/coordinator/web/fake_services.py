@@ -1,4 +1,4 @@
-"""Market, books and leavings of the network in memory (``fake``): the same figures at every call."""
+"""Market, books and outputs of the network in memory (``fake``): the same figures at every call."""
 
 import hashlib
 import io
@@ -242,7 +242,7 @@ class Elements:
 RESULT = packed({"result.txt": b"a result"})
 
 
-class Leavings:
+class Outputs:
     """``ports.OutputsPort`` over a cluster: checkpoints whose files are made up, a model that repeats its prompt."""
 
     def __init__(self, cluster: Cluster) -> None:

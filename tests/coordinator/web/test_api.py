@@ -19,6 +19,7 @@ from protocol.job.job import JobSpec
 from protocol.rest import api
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import TOKEN, address
+from tests.support.wait import HANGS_S
 
 NODE = {"Authorization": f"Bearer {TOKEN}"}
 
@@ -408,7 +409,7 @@ async def test_the_stream_brings_the_job_its_points_and_events_until_it_is_over(
             house.cluster.run(job.id)
 
     async with Client(house.url) as client:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             done = await client.wait(job.id, on_update)
         assert done.state == "settled"
         assert [m for update in updates for m in update.metrics] == list(await client.metrics(job.id))
@@ -421,7 +422,7 @@ async def test_a_stream_goes_on_after_a_restart_without_repeating_anything(house
     house.cluster.step(job.id)
     seen: list[int] = []
     async with Client(house.url, sleep=lambda _s: asyncio.sleep(0.01)) as client:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             async for update in client.watch(job.id):
                 seen += [event.id for event in update.events]
                 if update.job is not None and update.job.state == "planned":

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+from collections.abc import AsyncIterator
 from typing import Any
 
 import aiohttp
@@ -12,8 +13,10 @@ import pytest
 from coordinator.client import Client
 from coordinator.client.cli import main
 from coordinator.client.errors import ProblemError
+from coordinator.errors import UnavailableError
 from protocol.rest.api import NewOutput, TrialRequest
 from tests.coordinator.web.conftest import House
+from tests.coordinator.web.fake_services import Outputs
 from tests.coordinator.web.test_tenants import job_of, member
 
 
@@ -135,6 +138,33 @@ async def test_a_model_is_tried_piece_by_piece(house: House, http: aiohttp.Clien
     ):
         async with http.post(f"{house.api}/jobs/{job}/generate", json=wrong) as answer:
             assert answer.status == 422, wrong
+
+
+async def test_a_trial_is_kept_alive_while_nothing_comes(
+    house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, ready = await started(house), asyncio.Event()
+
+    async def slow(
+        _self: Outputs, _job: str, _round: int | None, _wanted: TrialRequest
+    ) -> AsyncIterator[dict[str, Any]]:
+        await ready.wait()
+        yield {"text": "Hi"}
+        raise UnavailableError("the model failed")
+
+    monkeypatch.setattr(Outputs, "generate", slow)
+    monkeypatch.setattr("coordinator.web.stream.PACE_S", 0.05)
+    async with http.post(f"{house.api}/jobs/{job}/generate", json={"prompt": "x"}) as answer:
+        assert await answer.content.readline() == b": waiting\n"
+        ready.set()
+        assert b'event: text\ndata: {"text":"Hi"}\n\nevent: error\n' in await answer.content.read()
+    async with Client(house.url) as client:
+        ready.clear()
+        asyncio.get_running_loop().call_later(0.2, ready.set)
+        pieces = client.generate(job, TrialRequest("x"))
+        assert await anext(pieces) == {"text": "Hi"}, "comments are passed over"
+        with pytest.raises(ProblemError, match="the model failed"):
+            await anext(pieces)
 
 
 async def test_runs_are_compared_by_whoever_may_see_them(town: House, http: aiohttp.ClientSession) -> None:

@@ -9,13 +9,14 @@ import pytest
 from coordinator.client import Client
 from coordinator.client.line import HttpLine
 from coordinator.errors import UnavailableError
-from coordinator.services.jobs.idempotency import KEEP_S, Replays
+from coordinator.services.jobs.idempotency import KEEP_S, IdempotentAnswers
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import ReplayRecord
 from protocol.rest import api
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.test_api import spec
 from tests.support.clock import VirtualClock
+from tests.support.wait import HANGS_S
 
 
 async def sent(http: aiohttp.ClientSession, url: str, key: str, body: Any = None) -> tuple[int, dict[str, Any], bool]:
@@ -69,7 +70,7 @@ async def test_the_same_request_while_it_is_carried_out_is_told_to_wait(
 
     monkeypatch.setattr(house.cluster, "create", slow)
     body = {"spec": spec(await house.dataset())}
-    async with asyncio.timeout(10), asyncio.TaskGroup() as group:
+    async with asyncio.timeout(HANGS_S), asyncio.TaskGroup() as group:
         first = group.create_task(sent(http, f"{house.api}/jobs", "k", body))
         await begun.wait()
         status, problem, _ = await sent(http, f"{house.api}/jobs", "k", body)
@@ -133,7 +134,7 @@ async def test_the_client_sends_its_key_again_when_an_answer_is_lost(
 
 async def test_keys_are_forgotten_after_a_day() -> None:
     store, clock = MemoryStore(), VirtualClock()
-    replays = Replays(store, clock)
+    replays = IdempotentAnswers(store, clock)
     async with replays.turn("a", "k", "f") as turn:
         turn.keep(201, "/x", b"{}")
     async with replays.turn("a", "k", "f") as turn:

@@ -20,6 +20,7 @@ from tests.coordinator.web.conftest import House
 from tests.coordinator.web.fake import Cluster
 from tests.coordinator.web.fake_services import Registry
 from tests.coordinator.web.test_api import spec, submitted
+from tests.support.wait import HANGS_S
 
 
 class Station:
@@ -81,11 +82,11 @@ async def test_a_reader_that_stalls_costs_a_buffer_and_then_gets_every_point_onc
     async with aiohttp.ClientSession(read_bufsize=1 << 17) as http:
         async with http.get(station.url) as response:
             told = events(response)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANGS_S):
                 while (await anext(told))[0] != "job":
                     pass
             station.cluster.flood(station.job, 40_000)
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANGS_S):
                 while station.feed.mark.points < 40_000:
                     await asyncio.sleep(0.01)
             assert station.feed._bytes <= feeds.KEPT_BYTES + 200_000, (
@@ -117,13 +118,13 @@ async def test_readers_of_one_job_share_its_reading(station: Station) -> None:
     async with aiohttp.ClientSession(read_bufsize=1 << 17) as http:
         open_ = [await http.get(station.url) for _ in range(20)]
         readers = [events(response) for response in open_]
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             for told in readers:
                 while (await anext(told))[0] != "job":
                     pass
         before = station.cluster.metric_reads
         station.cluster.flood(station.job, 1000)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             for told in readers:
                 seen = 0
                 while seen < 1000:
@@ -132,7 +133,7 @@ async def test_readers_of_one_job_share_its_reading(station: Station) -> None:
         assert station.cluster.metric_reads - before < 20, "read once, not once a reader"
         for response in open_:
             response.close()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             while station.streams._feeds:
                 await asyncio.sleep(0.01)
 
@@ -142,20 +143,20 @@ async def test_whoever_comes_back_with_its_last_id_gets_the_rest(station: Statio
     async with aiohttp.ClientSession(read_bufsize=1 << 17) as http:
         async with http.get(station.url) as response:
             told = events(response)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANGS_S):
                 _, mark, first = await anext(told)
         assert [point["step"] for point in first] == list(range(len(first)))
         station.cluster.flood(station.job, 300)
         async with http.get(station.url, headers={"Last-Event-ID": mark}) as response:
             told, seen = events(response), len(first)
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANGS_S):
                 while seen < 1500:
                     event, _, points = await anext(told)
                     if event == "metrics":
                         assert points[0]["step"] == seen
                         seen += len(points)
         async with http.get(station.url, headers={"Last-Event-ID": "999999999-999999999"}) as response:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANGS_S):
                 assert (await anext(events(response)))[0] == "job", "a mark that was never given counts as the latest"
 
 
@@ -165,7 +166,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off(station: Station, monkeypa
     writer.write(f"GET /{station.job} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
     await reader.readuntil(b"event: job")
     station.cluster.flood(station.job, 100_000)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANGS_S):
         while station.streams._feeds:
             await asyncio.sleep(0.05)
     writer.transport.abort()
@@ -179,7 +180,7 @@ async def test_a_quiet_stream_says_that_it_lives_and_one_that_grows_old_ends(
     monkeypatch.setattr(stream, "LIFE_S", 0.5)
     async with aiohttp.ClientSession(read_bufsize=1 << 17) as http:
         async with http.get(station.url) as response:
-            async with asyncio.timeout(10):
+            async with asyncio.timeout(HANGS_S):
                 whole = await response.read()
     assert b"\n: alive\n" in whole
     assert whole.startswith(b"retry: ")
@@ -197,7 +198,7 @@ async def test_streams_beyond_the_limit_are_refused_and_those_that_end_make_room
         async with http.get(url) as second:
             assert second.status == 503
             assert "1 of them yours" in (await second.json())["detail"]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         while True:
             await asyncio.sleep(0.1)
             async with http.get(url) as third:
@@ -218,7 +219,7 @@ async def test_a_feed_that_fails_ends_its_streams_and_the_next_reader_begins_ane
 
     monkeypatch.setattr(house.cluster, "get", get)
     async with Client(house.url, sleep=lambda _s: asyncio.sleep(0.01)) as client:
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             house.cluster.now += 1
             async for update in client.watch(job.id):
                 if update.job is not None and update.job.state == "created":

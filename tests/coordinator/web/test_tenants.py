@@ -1,8 +1,11 @@
 """What belongs to one account does not exist for another, on any route."""
 
 import asyncio
+import inspect
 import json
 import re
+import sys
+from collections import Counter
 
 import aiohttp
 import pytest
@@ -14,7 +17,7 @@ from coordinator.services.accounts.throttle import Throttle
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import CredentialRecord
 from coordinator.web.auth import access_of
-from coordinator.web.auth.gate import ADDRESS_BURST, SESSION_COOKIE
+from coordinator.web.auth.gate import ADDRESS_BURST, MAKERS, SESSION_COOKIE
 from coordinator.web.pages.render import CSRF_COOKIE, form_token
 from protocol.rest.api import NewUpload
 from tests.coordinator.web.conftest import House
@@ -129,8 +132,9 @@ async def test_every_id_of_one_account_is_unknown_to_another_on_every_route(
         assert (answer.status, (await answer.json())["state"]) == (200, "created"), "nobody changed it"
     async with http.get(f"{town.api}/jobs", headers=bob) as answer:
         assert await answer.json() == []
-    async with http.get(f"{town.url}/submit?from={ids['job']}", headers=bob) as answer:
-        assert answer.status == 404
+    for form in ("submit", "submit/array"):
+        async with http.get(f"{town.url}/{form}?from={ids['job']}", headers=bob) as answer:
+            assert answer.status == 404, form
 
 
 async def test_whoever_knows_the_digest_of_anothers_file_cannot_use_it(
@@ -177,6 +181,36 @@ async def test_what_is_done_to_a_job_is_in_its_accounts_trail_and_in_no_others(
         assert job not in await answer.text()
     async with http.get(f"{town.api}/account/trail?of=everybody", headers=alice) as answer:
         assert answer.status == 403
+
+
+async def test_an_array_that_is_made_with_its_form_is_in_the_trail(town: House, http: aiohttp.ClientSession) -> None:
+    alice = await member(town, "alice")
+    town.cluster.artifacts = None  # No file is looked for.
+    typed = {"image": "a" * 64, "command": "square {input}", "elements": "b" * 64, "count": "2", "name": "squares"}
+    data = aiohttp.FormData(default_to_multipart=True)
+    for name, value in {"csrf": form_token("0" * 64), "budget": "9", "action": "create", **typed}.items():
+        data.add_field(name, value)
+    sent = alice | {"Cookie": f"{CSRF_COOKIE}={'0' * 64}"}
+    async with http.post(f"{town.url}/submit/array", data=data, headers=sent, allow_redirects=False) as answer:
+        assert answer.status == 303, await answer.text()
+        job = answer.headers["Location"].removeprefix("/jobs/")
+    hers = await town.accounts.by_key(alice["Authorization"].removeprefix("Bearer "))
+    [last] = await town.accounts.trail(hers.account_id, None, 1)
+    assert (last.action, last.subject) == ("job.created", job)
+
+
+def test_every_route_that_makes_jobs_is_known_to_write_them_into_the_trail(town: House) -> None:
+    assert town.app is not None
+    routes = [route for route in town.app.router.routes() if route.method == "POST" and route.resource is not None]
+    makes = {
+        name: inspect.getsource(sys.modules[name]).count("jobs.create(")
+        for name in {route.handler.__module__ for route in routes}
+    }
+    known = Counter(
+        route.handler.__module__ for route in routes if route.resource and route.resource.canonical in MAKERS
+    )
+    assert {name: count for name, count in makes.items() if count} == known
+    assert known.total() == len(MAKERS)
 
 
 async def test_a_stranger_who_asks_too_often_is_told_when_to_come_back(

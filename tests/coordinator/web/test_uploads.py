@@ -22,6 +22,7 @@ from coordinator.services.artifacts.uploads import IDLE_S, UploadService
 from protocol.rest.api import NewUpload
 from tests.coordinator.web.conftest import House
 from tests.support.clock import VirtualClock
+from tests.support.wait import HANGS_S
 
 PROSE = "".join(f"line {number}: the quick brown fox, größer als ein Hund\n" for number in range(40_000)).encode()
 
@@ -85,7 +86,7 @@ async def test_an_upload_cut_in_the_middle_goes_on_after_a_restart_of_the_coordi
     head += "Tus-Resumable: 1.0.0\r\nContent-Type: application/offset+octet-stream\r\n"
     writer.write(f"{head}Upload-Offset: 0\r\nContent-Length: {len(PROSE)}\r\n\r\n".encode() + PROSE[:700_001])
     await writer.drain()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANGS_S):
         while (await house.uploads.get(str(made["id"]))).offset < 700_001:
             await asyncio.sleep(0)
     writer.transport.abort()
@@ -193,11 +194,11 @@ async def test_bytes_with_a_checksum_that_are_cut_short_are_asked_for_again(
     head += f"Tus-Resumable: 1.0.0\r\nContent-Type: {TUS['Content-Type']}\r\nUpload-Checksum: {sum_of(PROSE)}\r\n"
     writer.write(f"{head}Upload-Offset: 0\r\nContent-Length: {len(PROSE)}\r\n\r\n".encode() + PROSE[:500_000])
     await writer.drain()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANGS_S):
         while (await house.uploads.get(str(made["id"]))).offset < 500_000:
             await asyncio.sleep(0)
     writer.transport.abort()
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(HANGS_S):
         while (await house.uploads.get(str(made["id"]))).offset > 0:
             await asyncio.sleep(0)
     _, done = await patch(http, house, made["id"], 0, PROSE, Upload_Checksum=sum_of(PROSE))
@@ -426,6 +427,23 @@ async def test_a_plain_form_brings_a_whole_file_at_once(tmp_path: Path) -> None:
         with pytest.raises(error):
             await uploads.take(NewUpload(1000), bad)
     assert len(left_over(tmp_path / "u")) == 1, "only the good one's document"
+
+
+@pytest.mark.parametrize(
+    "cut",
+    [ConnectionResetError(), ValueError("no boundary"), aiohttp.ClientPayloadError(), asyncio.CancelledError()],
+)
+async def test_a_plain_form_that_is_cut_leaves_no_upload_open(tmp_path: Path, cut: BaseException) -> None:
+    async def some() -> AsyncIterator[bytes]:
+        yield b"some "
+        raise cut
+
+    uploads = UploadService(tmp_path / "u", DiskArtifacts(tmp_path / "a"), max_open=1)
+    for _ in range(3):
+        with pytest.raises(type(cut)):
+            await uploads.take(NewUpload(1000), some())
+    assert left_over(tmp_path / "u") == []
+    assert (await uploads.take(NewUpload(1000), pieces(b"some text"))).artifact
 
 
 async def test_an_artifact_with_another_hash_leaves_nothing(tmp_path: Path) -> None:

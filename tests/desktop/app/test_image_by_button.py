@@ -11,6 +11,7 @@ from desktop.agent.app.image_fetch import ImageFetch, ImageOrder
 from desktop.agent.errors import SandboxError, UpdateError
 from desktop.agent.sandbox import docker
 from desktop.agent.updates.sandbox_images import Images, _counted
+from tests.support.wait import HANGS_S
 
 ORDER = ImageOrder()
 
@@ -36,7 +37,7 @@ def fetching(images: Slow, notes: list[str]) -> ImageFetch:
 
 
 async def until(fetch: ImageFetch, stage: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         while fetch.view().stage != stage:
             await asyncio.sleep(0)
 

@@ -37,6 +37,7 @@ from protocol.node import JobEarned, Refused
 from tests.desktop.conftest import JOB, StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from tests.protocol.test_wallets import SECRETS
+from tests.support.wait import HANGS_S
 from transport.nettest.errors import NettestError
 from transport.nettest.result import NetTest, RelayResult
 
@@ -65,13 +66,13 @@ async def serving(home: Home, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[
     with home.locked():
         running = asyncio.create_task(service.run())
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANGS_S):
                 while not home.socket.exists():
                     await asyncio.sleep(0.01)
             yield service
         finally:
             service.stop()
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(HANGS_S):
                 await running
 
 
@@ -129,7 +130,7 @@ async def test_a_name_and_a_wallet_are_told_to_the_coordinator_and_jobs_go_on(
         await status.ask_lending(home.socket, LendingChange(on=True))
         address = await until_online(home, coordinator)
         await coordinator.assign(address, assignment(coordinator, plan_of((0, 0, address)), 0, 0, "checkpoint"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             while not [task for task in (await status.ask(home.socket)).tasks if task.state == "running"]:
                 await asyncio.sleep(0.02)
         [before] = (await status.ask(home.socket)).tasks
@@ -230,7 +231,7 @@ async def test_a_refusal_switches_off_and_says_why(
     coordinator.refusal = Refused("too old")
     async with serving(home, monkeypatch):
         await status.ask_lending(home.socket, LendingChange(on=True))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             while not (told := await status.ask(home.socket)).trouble:
                 await asyncio.sleep(0.02)
         assert not told.on
@@ -261,7 +262,7 @@ async def test_switched_on_once_more_it_looks_at_once_whether_what_was_missing_h
         monkeypatch.setattr(startup, "make_sandbox", make)
         monkeypatch.setattr(service_module, "RETRY_S", 3600.0)
         await status.ask_lending(home.socket, LendingChange(on=True))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             while (await status.ask(home.socket)).trouble_cause != "no engine":
                 await asyncio.sleep(0.02)
         missing.clear()
@@ -276,13 +277,13 @@ async def fail(home: Home, coordinator: Double, address: str, script: str, files
     broken = assignment(coordinator, plan_of((0, 0, address)), 0, 0, script)
     broken.files.update(files or {})
     await coordinator.assign(address, broken)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANGS_S):
         while len(await failures(home)) <= before:
             await asyncio.sleep(0.02)
 
 
 async def until_given_up(home: Home) -> status.AgentStatus:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANGS_S):
         while (told := await status.ask(home.socket)).on:
             await asyncio.sleep(0.02)
     return told

@@ -30,6 +30,7 @@ from tests.desktop.coordinator_double import Double
 from tests.desktop.jobs.test_exchange_between_nodes import digest_of
 from tests.desktop.nvml_double import Card, Driver
 from tests.desktop.test_gpus_and_power import FIRST, SECOND
+from tests.support.wait import HANGS_S
 
 __all__ = ["home"]
 
@@ -123,7 +124,7 @@ async def test_a_card_is_switched_off_and_on_while_the_other_works_on(
         view = await switch(home, 2, on=False)
         assert [card.on for card in view.cards] == [True, False]
         await coordinator.until(lambda: second not in coordinator.nodes)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             while len(tasks := (await status.ask(home.socket)).tasks) > 1:
                 await asyncio.sleep(0.02)
         assert [(task.gpu, task.pid) for task in tasks] == [(FIRST, pid[FIRST])], "the same worker goes on"
@@ -160,7 +161,7 @@ async def test_rules_limits_and_the_end_are_for_all_cards(
         assert len({id(agent._share) for agent in live._agents}) == 1, "one line"
         await status.ask_lending(home.socket, LendingChange(finish=True))
         await coordinator.until(lambda: not coordinator.nodes)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             while service.desk.on:
                 await asyncio.sleep(0.02)
 
@@ -218,7 +219,7 @@ async def test_a_card_rests_and_the_others_go_on_where_that_cannot_be_written_do
         [agent] = [agent for agent in live._agents if agent.status().node == second]
         agent._give_up(GaveUpError("somebody reached into a job", "tampered"))
         await coordinator.until(lambda: second not in coordinator.nodes)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             while [card.on for card in (await status.ask(home.socket)).cards] != [True, False]:
                 await asyncio.sleep(0.02)
         assert first in coordinator.nodes
@@ -234,7 +235,7 @@ async def test_a_card_that_may_not_go_on_is_switched_off_until_its_owner_says_so
         [agent] = [agent for agent in live._agents if agent.status().node == second]
         agent._give_up(GaveUpError("somebody reached into a job", "tampered"))
         await coordinator.until(lambda: second not in coordinator.nodes)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             while not (view := (await status.ask(home.socket)).cards[1]).trouble:
                 await asyncio.sleep(0.02)
         assert (view.on, view.trouble) == (False, "somebody reached into a job")
@@ -246,7 +247,7 @@ async def test_a_card_that_may_not_go_on_is_switched_off_until_its_owner_says_so
         assert not (await status.ask(home.socket)).cards[1].trouble
         for one in live._agents:
             one._give_up(GaveUpError("somebody reached into all of them", "tampered"))
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             while service.desk.on:
                 await asyncio.sleep(0.02)
         assert "all of them" in (await status.ask(home.socket)).trouble

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from desktop.agent.app import status
-from desktop.agent.app.autostart import ENTRY, UNIT, AtLogin
+from desktop.agent.app.autostart import ENTRY, UNIT, Autostart
 from desktop.agent.app.settings import SettingsChange, SettingsView
 from desktop.agent.base.config import Home, Settings
 from desktop.agent.errors import AgentError, SettingsError
@@ -191,11 +191,11 @@ def test_the_shipped_unit_is_one() -> None:
 
 
 @pytest.fixture
-def entries(tmp_path: Path) -> AtLogin:
-    return AtLogin(Home.at(tmp_path / "home"), tmp_path / "config", tmp_path / "system")
+def entries(tmp_path: Path) -> Autostart:
+    return Autostart(Home.at(tmp_path / "home"), tmp_path / "config", tmp_path / "system")
 
 
-def test_the_systems_entry_is_hidden_by_one_of_the_owners_and_shown_again(entries: AtLogin) -> None:
+def test_the_systems_entry_is_hidden_by_one_of_the_owners_and_shown_again(entries: Autostart) -> None:
     (entries.system / ENTRY).parent.mkdir(parents=True)
     (entries.system / ENTRY).write_text("[Desktop Entry]\nExec=/opt/cottage/cottage --hidden\n")
     for _ in range(2):
@@ -210,7 +210,7 @@ def test_the_systems_entry_is_hidden_by_one_of_the_owners_and_shown_again(entrie
 
 
 def test_ones_own_entry_is_removed_and_written_where_there_is_a_window(
-    entries: AtLogin, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    entries: Autostart, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     entries.show_entry(True)
     assert not (entries.config / ENTRY).exists()  # Nothing to start, in a source tree.
@@ -221,7 +221,7 @@ def test_ones_own_entry_is_removed_and_written_where_there_is_a_window(
     assert not (entries.config / ENTRY).exists()
 
 
-def test_an_agent_of_another_folder_touches_no_unit(entries: AtLogin) -> None:
+def test_an_agent_of_another_folder_touches_no_unit(entries: Autostart) -> None:
     assert not entries.has_unit()
     entries.follow(wish=True, on=True)
     assert not entries.was_disabled_by_hand()

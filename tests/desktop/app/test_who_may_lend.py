@@ -17,6 +17,7 @@ from protocol.node import Beat, Unanswered
 from protocol.task import TaskFailed
 from tests.desktop.conftest import SCRIPT, StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
+from tests.support.wait import HANGS_S
 
 SAID = "NVIDIA Container Toolkit CLI version {}\ncommit: 68c5a0d\n"
 
@@ -79,12 +80,12 @@ async def test_who_was_reached_into_reports_it_takes_no_other_job_and_leaves(
     async with start_agent(sandbox=sandbox) as running:
         address = running.address
         await coordinator.assign(address, assignment(coordinator, plan_of((0, 0, address)), 0, 0, "checkpoint"))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             while not [task for task in running.agent.status().tasks if task.state == "running"]:
                 await asyncio.sleep(0.02)
         sandbox.reached = True
         await sandbox.worker.stop(0)  # As the watch does.
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             while not running.agent._gave_up:
                 await asyncio.sleep(0.02)
         assert not running.agent.accepting()

@@ -140,13 +140,19 @@ async def test_what_an_image_leaves_or_says_harms_neither_the_agent_nor_the_next
         assert loud.tail[-1] == "\N{REPLACEMENT CHARACTER}[2Jthe end"
 
 
-async def test_an_image_may_have_nothing_but_one_program(stage: StartStage, tmp_path: Path) -> None:
+@pytest.mark.parametrize("batch", [1, 4])
+@pytest.mark.parametrize("mode", [None, 0o755, 0o700])
+async def test_an_image_may_have_nothing_but_one_program_and_folders_that_are_closed(
+    stage: StartStage, tmp_path: Path, mode: int | None, batch: int
+) -> None:
     bare = busybox_layer()
     with tarfile.open(fileobj=io.BytesIO(bare)) as tar:
         program = tar.extractfile("bin/busybox").read()  # type: ignore[union-attr]
-    archive = archive_of(tmp_path, layers=[layer_of([(entry("busybox"), program)])], run={})
+    closed = [(entry(name, tarfile.DIRTYPE, mode=mode), b"") for name in ("in", "out", "tmp") if mode is not None]
+    shell = [(entry("bin/sh", tarfile.SYMTYPE, linkname="/busybox"), b"")]
+    archive = archive_of(tmp_path, layers=[layer_of([(entry("busybox"), program), *closed, *shell])], run={})
     async with stage(archive=archive) as it:
-        assign = await it.array(command=("/busybox", "sh", "/in/run.sh"))
+        assign = await it.array(command=("/busybox", "sh", "/in/run.sh"), batch=batch)
         await it.ready(assign)
-        (end,) = await it.run(assign, "echo x > x")
-        assert it.files(end) == {"x": b"x\n"}
+        ends = await it.run(assign, "echo x > /tmp/x; /busybox cat /tmp/x > x", "/busybox ls -A /tmp > x")
+        assert [it.files(end) for end in ends] == [{"x": b"x\n"}, {"x": b""}], [end.tail for end in ends]

@@ -42,14 +42,15 @@ async def link(tmp_path: Path) -> AsyncIterator[PorterLink]:
 
 
 async def test_inputs_are_laid_in_read_only_and_taken_away_with_their_folders(link: PorterLink, tmp_path: Path) -> None:
-    await link.put("a/b/one", SmallPayload(b"1" * 3_000_000))
-    await link.put("a/two", SmallPayload(b""))
+    await link.lay((), {"a/b/one": SmallPayload(b"1" * 3_000_000), "a/two": SmallPayload(b"")})
     assert (tmp_path / "in/a/b/one").read_bytes() == b"1" * 3_000_000
     assert (tmp_path / "in/a/b/one").stat().st_mode & 0o777 == 0o444
-    await link.drop("a/b/one")
+    await link.lay(["a/b/one"], {})
     assert [str(path.relative_to(tmp_path / "in")) for path in (tmp_path / "in").rglob("*")] == ["a", "a/two"]
     with pytest.raises(CarryError, match="No such file"):
-        await link.drop("a/b/one")
+        await link.lay(["a/b/one", "a/two"], {"new": SmallPayload(b"3")})
+    assert (tmp_path / "in/new").read_bytes() == b"3", "each was answered, so the next question has its own answer"
+    assert (await link.left(0)).sizes == {}
 
 
 async def test_results_small_and_large_are_the_archive_that_everybody_makes(link: PorterLink, tmp_path: Path) -> None:
@@ -61,10 +62,10 @@ async def test_results_small_and_large_are_the_archive_that_everybody_makes(link
     left = await link.left(1000)
     assert left.sizes == {path: len(data) for path, data in found.items()}
     spool = Spool(tmp_path, b"secret", 1 << 30)
-    result = await collect(link, left.sizes, spool)
+    result = await collect(link, left, spool)
     assert result.payload.read() == packed(found)
     (out / "large").write_bytes(found.setdefault("large", os.urandom(2_500_000)))
-    result = await collect(link, (await link.left(1 << 30)).sizes, spool)
+    result = await collect(link, await link.left(1 << 30, take=True), spool)
     assert result.payload.size > INLINE_BYTES
     assert result.payload.read() == packed(found)
     assert b"".join(path.read_bytes() for path in tmp_path.glob("*.part")).count(found["large"][:64]) == 0  # Sealed.
@@ -112,13 +113,29 @@ async def test_what_is_no_plain_file_or_too_much_is_not_taken(
         case "dot":
             (tmp_path / "out" / ".git").touch()
     with pytest.raises(CarryError, match=why):
-        await collect(link, (await link.left(1000)).sizes, Spool(tmp_path, b"secret", 1 << 30))
+        await collect(link, await link.left(1000, take=True), Spool(tmp_path, b"secret", 1 << 30))
     if kind == "deep":
         with pytest.raises(CarryError, match="nested more"):
             await link.clear()
     else:
         await link.clear()
         assert (await link.left(0)).sizes == {}
+
+
+async def test_what_is_little_comes_with_its_list_and_nothing_of_it_stays(link: PorterLink, tmp_path: Path) -> None:
+    found = {"b": b"2", "sub/a": b"1" * 10, "sub/empty": b""}
+    (tmp_path / "out/sub/none").mkdir(parents=True)
+    for path, data in found.items():
+        (tmp_path / "out" / path).write_bytes(data)
+    left = await link.left(1000, take=True)
+    assert left.contents == found
+    assert not list((tmp_path / "out").iterdir())
+    result = await collect(link, left, Spool(tmp_path, b"secret", 1 << 30))
+    assert result.payload.read() == packed(found)
+    (tmp_path / "out" / "x").write_bytes(bytes(INLINE_BYTES + 1))
+    left = await link.left(1 << 20, take=True)
+    assert left.contents is None
+    assert left.sizes == {"x": INLINE_BYTES + 1}
 
 
 async def test_a_file_that_became_a_link_after_the_list_is_not_followed(link: PorterLink, tmp_path: Path) -> None:

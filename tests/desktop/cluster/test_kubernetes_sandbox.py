@@ -21,6 +21,7 @@ from tests.desktop.cluster.api_server import AGENT, Cluster, Found, problem
 from tests.desktop.conftest import SCRIPT, StartAgent, assignment, plan_of
 from tests.desktop.coordinator_double import Double
 from tests.installer.rendered import HELM, ROOT, helm
+from tests.support.wait import HANGS_S
 
 IMAGE = "registry.example.org/cottage-trainer@sha256:" + "ab" * 32
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="pods run on Linux")
@@ -311,7 +312,7 @@ async def test_a_worker_is_held_where_it_is_and_goes_on(cluster: Cluster, sandbo
             except TimeoutError:
                 break
         await worker.thaw()
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(HANGS_S):
             assert await reader.readline()
     finally:
         writer.close()

@@ -239,9 +239,8 @@ def test_a_worker_cannot_end_as_if_its_cluster_had_done_something(code: int) -> 
 
 @pytest.mark.parametrize("said", [b"\xff" * 4, (40).to_bytes(4, "big") + b"x" * 40], ids=["too long", "not sealed"])
 def test_what_only_another_can_have_said_to_a_worker_ends_it(said: bytes) -> None:
-    slow = DOOR.replace(
-        "        os.write(2,", "        time.sleep(0.3); os.write(2,"
-    )  # Its worker has ended long before.
+    # Its worker has ended long before.
+    slow = DOOR.replace("        os.write(2,", "        time.sleep(0.3); os.write(2,")
     assert slow != DOOR
     done = run("-c", "import sys; sys.stdin.read()", data=b"k" * 32 + said, door=slow)
     assert (done.returncode, done.stderr.decode().strip()) == (REACHED_INTO, SPOKEN)

@@ -8,14 +8,14 @@ import pytest
 from common.untrusted_text import untrusted
 from desktop.agent.errors import SettingsError, WorkerError, WorkerProtocolError
 from desktop.agent.federated import federation_words
-from desktop.agent.federated.federated_gate import SAYS_NO_MORE, USED_UP, FederatedGate
+from desktop.agent.federated.federated_gate import LONGER, SAYS_NO_MORE, USED_UP, FederatedGate
 from desktop.agent.federated.memberships import JoinedFederation, Memberships
 from protocol.artifacts import audit_answer, state_answer, summand_answer
 from protocol.audit import OpenStep
 from protocol.federated.federations import FederationTold, terms_digest
 from protocol.federated.sums import SumBegins, SumStep
 from protocol.identity import NodeKey
-from protocol.job.federated import FederatedSpec, PrivacySpec
+from protocol.job.federated import AdaptiveClipping, FederatedSpec, HeldoutLoss, PrivacySpec
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec
 from protocol.node import Assign
 from protocol.plan import Layers, Member, Plan
@@ -206,6 +206,35 @@ def test_an_owner_is_told_what_a_secure_sum_promises_and_on_what_it_rests() -> N
     assert "league" not in plain
 
 
+EXAMPLE = spec_of(PrivacySpec("example", noise_multiplier=1.5, sampling=0.01, most_rounds=3))
+
+
+def test_where_each_step_tells_of_an_example_no_longer_round_is_begun(tmp_path: Path, data: Path) -> None:
+    gate = FederatedGate(assign(EXAMPLE), joined(tmp_path, data, EXAMPLE))
+    agreed = EXAMPLE.training.inner_steps
+    assert gate.passed(msgspec.structs.replace(begin(0), steps=agreed)) is not None
+    assert gate.passed(msgspec.structs.replace(begin(1), steps=agreed + 1)) is None
+    assert gate.refused == LONGER
+    assert Memberships(tmp_path / "federations.json").joined[JOB].begun == 1
+    other = FederatedGate(assign(), joined(tmp_path / "other", data) if (tmp_path / "other").mkdir() is None else None)
+    assert other.passed(msgspec.structs.replace(begin(0), steps=agreed + 1)) is not None, (
+        "an update tells no more for it"
+    )
+
+
+def test_an_owner_is_told_that_the_promise_is_about_one_example_and_what_that_leaves_out() -> None:
+    said = " ".join(federation_words.asked(FederationTold(JOB, spec=EXAMPLE, parameters=1000)))
+    assert (
+        "In each step every example (a row of a table, or a line of a text) counts with a gradient that is cut" in said
+    )
+    assert "1.5 times that length of noise on their sum" in said
+    assert "tell of any one example of your data at most epsilon 8 at delta 1e-05" in said
+    assert "Who stands in 10 of them has up to 10 times this epsilon, and how many you have is not hidden" in said
+    whole = " ".join(federation_words.asked(FederationTold(JOB, spec=SPEC, parameters=1000)))
+    assert "tell of your data, taken as one, at most" in whole
+    assert "ONE EXAMPLE" not in whole
+
+
 def test_nothing_but_contributions_goes_to_others_and_nothing_but_shared_states_is_stored(
     tmp_path: Path, data: Path
 ) -> None:
@@ -218,3 +247,43 @@ def test_nothing_but_contributions_goes_to_others_and_nothing_but_shared_states_
     gate.check_upload(state_answer(1, 0))
     with pytest.raises(WorkerProtocolError, match="that stays here"):
         gate.check_upload(audit_answer("e" * 32))
+
+
+HELD = spec_of(PrivacySpec(noise_multiplier=2.0, most_rounds=3, heldout=HeldoutLoss(one_in=12)))
+FOLLOWED = spec_of(PrivacySpec(noise_multiplier=2.0, most_rounds=3, adaptive=AdaptiveClipping()))
+
+
+def summed(spec: JobSpec) -> JobSpec:
+    assert spec.federated is not None
+    asked = msgspec.structs.replace(spec.federated, owners=(*OWNERS, "C" * 40), least_owners=3, sum="secure")
+    return JobSpec(spec.name, spec.model, 1, tokenizer=spec.tokenizer, federated=asked)
+
+
+@pytest.mark.parametrize(
+    ("spec", "passes"),
+    [(SPEC, ()), (HELD, ("heldout",)), (FOLLOWED, ("unclipped",)), (summed(HELD), ()), (summed(FOLLOWED), ())],
+)
+def test_a_loss_or_a_bit_leaves_only_where_the_owner_has_agreed_to_it(
+    tmp_path: Path, data: Path, spec: JobSpec, passes: tuple[str, ...]
+) -> None:
+    """In a secure sum they are parts of it, so no worker says them by themselves."""
+    gate = FederatedGate(assign(spec), joined(tmp_path, data, spec))
+    said = gate.said(RoundCommit(1, 0, DIGEST, 5, DIGEST, 10, 10, 3.5, unclipped=0.5, heldout=2.5))
+    assert isinstance(said, RoundCommit)
+    assert said.loss is None
+    due = {"unclipped": 0.5, "heldout": 2.5}
+    assert {name: getattr(said, name) for name in due} == {
+        name: value if name in passes else None for name, value in due.items()
+    }
+
+
+def test_owners_are_told_that_a_part_is_held_back_and_its_loss_told() -> None:
+    def asked(spec: JobSpec) -> str:
+        return " ".join(federation_words.asked(FederationTold(JOB, spec=spec, parameters=1000)))
+
+    assert "One in 12 pieces of your data is held back" in asked(HELD)
+    assert "which takes 10% of the budget." in asked(HELD)
+    assert "no other loss and no count" in asked(HELD)
+    assert "can be read only as a part of that sum" in asked(summed(HELD))
+    assert "held back" not in asked(SPEC)
+    assert "no loss and no count" in asked(SPEC)

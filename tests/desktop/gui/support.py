@@ -290,6 +290,36 @@ TOLD = [
 DAY_S = 86_400
 
 
+ADA, OTHER = "5rArie7XKukPCaEwq5XGQJnM9Fc5aZE3M9HAPVfMU2xC", "9rArie7XKukPCaEwq5XGQJnM9Fc5aZE3M9HAPVfMU2xD"
+IMAGES = [
+    {
+        "name": "sweep:1",
+        "publisher": ADA,
+        "size": 412_000_000,
+        "memory_mb": 1024,
+        "gpu": False,
+        "accepted": True,
+        "here": True,
+    },
+    {
+        "name": "render:3",
+        "publisher": OTHER,
+        "size": 2_100_000_000,
+        "memory_mb": 8192,
+        "gpu": True,
+        "accepted": False,
+        "here": False,
+    },
+]
+PUBLISHERS = {
+    "publishers": [
+        {"key": "3".ljust(44, "k"), "name": "Cottage", "since": 0.0, "own": True},
+        {"key": ADA, "name": "Ada's lab", "since": 1_790_000_000.0},
+    ],
+    "images": IMAGES,
+}
+
+
 def documents(**changes: bytes) -> dict[str, bytes]:
     """Every document of an agent that has worked for a while."""
     now = time.time()
@@ -344,6 +374,7 @@ def documents(**changes: bytes) -> dict[str, bytes]:
         "lending": {"rules": RULES, "bound": True},
         "limits": LIMITS,
         "support": {"text": "Cottage 0.1.0\n<name> <address>\n"},
+        "publishers": PUBLISHERS,
     }
     encoded = {name: json.dumps(one).encode() for name, one in found.items()}
     return {"status": status(tasks=[task(share=0.62)])} | encoded | changes

@@ -210,7 +210,7 @@ def _agents(home: Path) -> list[bytes]:
 def test_the_settings_take_an_invitation_and_list_what_was_joined(desktop: Desktop, orders: Orders) -> None:
     settings = desktop.window.settings
     desktop.window.go(SETTINGS)
-    settings.stack.setCurrentIndex(4)
+    settings.stack.setCurrentIndex(5)
     field = settings.network.field
     wait_for(lambda: field.count() == 2, "the networks")
     assert [field.itemText(number) for number in range(2)] == ["https://cottage.example", "http://10.0.0.7:8470"]

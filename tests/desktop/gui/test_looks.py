@@ -285,7 +285,8 @@ def test_colours_and_language_stand_under_appearance(show: Callable[..., Shown])
     pages = shown.desktop.window.settings
     shown.desktop.window.go(SETTINGS)
     buttons = {one.text(): number for number, one in enumerate(pages.pages._group.buttons())}
-    assert list(buttons) == ["When", "How much", "Money", "Notifications", "Appearance", "Privacy && about"]
+    parts = ["When", "How much", "Money", "Programs", "Notifications", "Appearance", "Privacy && about"]
+    assert list(buttons) == parts
     for key in (THEME, LANGUAGE):
         assert pages.stack.widget(buttons["Appearance"]).isAncestorOf(pages.row("window", key))
     assert len(pages.stack.widget(buttons["Notifications"]).findChildren(SettingRow)) == 5

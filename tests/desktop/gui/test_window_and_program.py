@@ -389,11 +389,12 @@ def test_without_a_screen_the_program_says_how_to_lend(home: Path) -> None:
 
 def test_the_window_loads_neither_the_agent_nor_a_network_nor_asyncio() -> None:
     banned = ("asyncio", "aiohttp", "ssl", "desktop.agent", "torch", "cryptography", "solders")
+    # Texts of strangers made safe; they talk to nobody.
     words = {
         "transport",
         "common.untrusted_text",
         "common.terminal",
-    }  # Texts of strangers made safe; they talk to nobody.
+    }
     code = f"""import sys, desktop.gui.app
 found = [name for name in {banned} if name in sys.modules]
 print(found + sorted({{name for name in sys.modules if name.split(".")[0] == "transport"}} - {words}))"""

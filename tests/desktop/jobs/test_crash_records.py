@@ -10,7 +10,7 @@ import pytest
 from common.encrypted_files import SealedWriter
 from desktop.agent.jobs import crash_records
 from desktop.agent.jobs.crash_records import CrashRecords, RoundStart, RoundStarts
-from desktop.agent.jobs.state_store import Shelf
+from desktop.agent.jobs.state_store import StateStore
 from protocol.audit import KEPT_ROUNDS
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec
 from protocol.node import Assign
@@ -22,23 +22,23 @@ PLENTY = 1 << 30
 
 
 class Desk:
-    """A shelf and records of one node, as every process of it has them."""
+    """A store and records of one node, as every process of it has them."""
 
     def __init__(
         self, folder: Path, secret: bytes = SECRET, url: str = URL, limit: int = PLENTY, now: float = 0.0
     ) -> None:
         self.folder = folder / "records"
         self.now = now or os.stat(folder).st_mtime
-        self.shelf = Shelf(folder / "states", secret)
-        self.records = CrashRecords(self.folder, secret, self.shelf, url, limit, lambda: self.now)
+        self.store = StateStore(folder / "states", secret)
+        self.records = CrashRecords(self.folder, secret, self.store, url, limit, lambda: self.now)
 
     def round(self, assign: Assign, number: int, data: bytes = b"leaves and payloads" * 9000) -> RoundStart:
-        """A round is begun from states that are put on the shelf, and recorded."""
+        """A round is begun from states that are put on the store, and recorded."""
         start = RoundStart()
         if number:
             owner = f"{assign.job}-0-0"
             state, own = (f"{what} {assign.lease} {number} ".encode() * 3000 for what in ("state", "moments"))
-            start = RoundStart(self.shelf.keep(owner, state), self.shelf.keep(f"{owner}-own", own))
+            start = RoundStart(self.store.keep(owner, state), self.store.keep(f"{owner}-own", own))
         self.records.keep(assign, RecordPart(0, number, "steps"), start, data + bytes([number]))
         return start
 
@@ -110,13 +110,13 @@ def test_no_more_than_a_worker_keeps_stays_and_the_states_of_that_stay_with_it(t
     assert desk.files() == ["0-4.steps.sealed", "0-5.steps.sealed", "lease.sealed"]
     owner = f"{assign.job}-0-0"
     for number in range(6, 9):  # The seat goes on, and this lease's records are still needed.
-        desk.shelf.keep(owner, f"state of round {number}".encode() * 100)
+        desk.store.keep(owner, f"state of round {number}".encode() * 100)
     assert KEPT_ROUNDS == 2
     for number, start in enumerate(starts):
-        assert start.state is None or (desk.shelf.whole(start.state) is not None) == (number >= 4)
+        assert start.state is None or (desk.store.whole(start.state) is not None) == (number >= 4)
     desk.records.forget(assign)
-    desk.shelf.keep(owner, b"one more")
-    assert all(start.state is None or desk.shelf.whole(start.state) is None for start in starts)
+    desk.store.keep(owner, b"one more")
+    assert all(start.state is None or desk.store.whole(start.state) is None for start in starts)
 
 
 def test_nothing_of_it_is_readable_on_the_disk(tmp_path: Path) -> None:

@@ -24,8 +24,8 @@ from desktop.agent.jobs import spool
 from desktop.agent.jobs.crash_records import RoundStart
 from desktop.agent.jobs.outside import Outside
 from desktop.agent.jobs.spool import Spooled
-from desktop.agent.jobs.state_store import Shelf
-from desktop.agent.jobs.worker_bridge import Bridge
+from desktop.agent.jobs.state_store import StateStore
+from desktop.agent.jobs.worker_bridge import WorkerBridge
 from protocol.codec import encode
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TrainingSpec
 from protocol.models.handed_bytes import handed_bytes
@@ -71,19 +71,19 @@ def some(size: int) -> bytes:
 
 
 class Agent:
-    """A bridge with a real shelf; what leaves it is kept here."""
+    """A bridge with a real store; what leaves it is kept here."""
 
     def __init__(self, folder: Path, assign: Assign | None = None) -> None:
         spec = JobSpec("small", ModelSpec("tiny-llama"), 1_000_000, DatasetSpec("00" * 32))
         self.assign = assign or Assign("ab" * 16, 3, JOB, spec, 0, 0, plan_of((0, 0, NODE)), {})
         self.folder = folder
-        self.shelf = Shelf(folder, SECRET)
+        self.store = StateStore(folder, SECRET)
         self.reports: asyncio.Queue[TaskReport] = asyncio.Queue()
         self.uploaded: dict[str, bytes] = {}
         self.recorded: list[tuple[RecordPart, bytes]] = []
         self.stored: dict[str, Payload] = {}
         self.kinds: list[type] = []
-        self.bridge = Bridge(
+        self.bridge = WorkerBridge(
             self.assign,
             Outside(
                 self._nothing,
@@ -91,7 +91,7 @@ class Agent:
                 self._fetch,
                 self._fetch_state,
                 self._keep,
-                self.shelf.spool,
+                self.store.spool,
                 self._report,
                 self._record,
             ),
@@ -111,7 +111,7 @@ class Agent:
         return self.stored[kept.manifest]
 
     async def _keep(self, state: Payload, own: bool) -> str:
-        return await asyncio.to_thread(self.shelf.keep, "own" if own else "seat", state)
+        return await asyncio.to_thread(self.store.keep, "own" if own else "seat", state)
 
     async def _report(self, body: TaskReport, _reliable: bool) -> None:
         self.reports.put_nowait(body)
@@ -177,9 +177,9 @@ async def test_a_state_is_kept_and_stored_with_its_moments_beside_it(tmp_path: P
         said = await agent.reports.get()
         assert isinstance(said, RoundApplied)
         for name, data in ((said.kept, state), (said.moments, own)):
-            kept = None if name is None else agent.shelf.whole(name)
+            kept = None if name is None else agent.store.whole(name)
             assert (b"" if kept is None else kept.read()) == data
-            assert kept is None or agent.shelf.manifest(str(name)) == manifest_of(data)
+            assert kept is None or agent.store.manifest(str(name)) == manifest_of(data)
     assert agent.uploaded == {digest: state}
     assert agent.on_the_way() == []
 
@@ -200,8 +200,8 @@ async def test_a_record_of_any_length_is_kept_as_it_was_handed_over(tmp_path: Pa
 async def test_a_worker_is_handed_a_state_and_moments_of_any_length(tmp_path: Path, size: int, spooled: bool) -> None:
     agent = Agent(tmp_path)
     state, own = SmallPayload(some(size)), SmallPayload(some(LAST))
-    given = agent.shelf.spool.copy(state) if spooled and size else state
-    agent.stored = {"aa" * 32: given, "bb" * 32: agent.shelf.spool.copy(own) if spooled else own}
+    given = agent.store.spool.copy(state) if spooled and size else state
+    agent.stored = {"aa" * 32: given, "bb" * 32: agent.store.spool.copy(own) if spooled else own}
     begin = BeginRound(
         agent.assign.plan, 3, 30, 10, 100, kept=KeptState("aa" * 32, ()), moments=KeptState("bb" * 32, ())
     )
@@ -219,7 +219,7 @@ async def test_a_worker_is_handed_a_state_and_moments_of_any_length(tmp_path: Pa
 @pytest.mark.parametrize("size", SIZES)
 async def test_a_worker_is_handed_an_opening_of_any_length(tmp_path: Path, size: int) -> None:
     agent, opening = Agent(tmp_path), SmallPayload(some(size))
-    agent.stored = {"aa" * 32: agent.shelf.spool.copy(opening)}  # In the agent it lies in the cache.
+    agent.stored = {"aa" * 32: agent.store.spool.copy(opening)}  # In the agent it lies in the cache.
     plan = agent.assign.plan
     replay = ReplayOuter("ab" * 16, plan, 0, 1, {0: "cd" * 32}, outer_record(), "ef" * 32, "aa" * 32)
     async with agent.worker() as worker:
@@ -268,7 +268,7 @@ def of_llama(folder: Path) -> Agent:
     plan = type(plan)(0, (Layers(0, 8), Layers(8, 16)), plan.members)
     agent = Agent(folder, Assign("ab" * 16, 3, JOB, spec, 0, 0, plan, {}))
     agent.bridge.shape = inspect_config(resolve(ModelSpec(config=LLAMA_3_2_1B), 128_256))
-    agent.shelf.lend(10**12)
+    agent.store.lend(10**12)
     return agent
 
 
@@ -354,7 +354,7 @@ async def test_a_record_that_the_disk_does_not_take_is_passed_over_and_work_goes
 
 async def test_a_record_beyond_what_the_owner_lends_is_passed_over_too(tmp_path: Path) -> None:
     agent = Agent(tmp_path)
-    agent.shelf.lend(BORDER)
+    agent.store.lend(BORDER)
     async with agent.worker() as worker:
         await write_frame(worker.writer, RecordPart(0, 0, "steps"), some(BORDER + 1))
         await write_frame(worker.writer, WorkerReport(RoundApplied(0, 0, "ab" * 32)), b"state")
@@ -377,10 +377,10 @@ async def test_a_worker_that_goes_away_in_the_middle_leaves_nothing(tmp_path: Pa
 DIES = """
 import os, signal, sys
 from pathlib import Path
-from desktop.agent.jobs.state_store import Shelf
-shelf = Shelf(Path(sys.argv[1]), b"s" * 32)
-shelf.keep("seat", b"kept" * 1000)
-coming = shelf.spool.begin(30 << 20)
+from desktop.agent.jobs.state_store import StateStore
+store = StateStore(Path(sys.argv[1]), b"s" * 32)
+store.keep("seat", b"kept" * 1000)
+coming = store.spool.begin(30 << 20)
 for _ in range(20):
     coming.write(bytes(1 << 20))
 print(len(list(Path(sys.argv[1]).iterdir())), flush=True)
@@ -391,27 +391,27 @@ os.kill(os.getpid(), signal.SIGKILL)
 def test_an_agent_that_is_killed_in_the_middle_finds_what_it_kept_and_nothing_else(tmp_path: Path) -> None:
     died = subprocess.run([sys.executable, "-c", DIES, str(tmp_path)], capture_output=True, text=True, check=False)
     assert (died.returncode, died.stdout) == (-signal.SIGKILL, "3\n"), died.stderr
-    shelf = Shelf(tmp_path, SECRET)
+    store = StateStore(tmp_path, SECRET)
     assert sorted(file.suffix for file in tmp_path.iterdir()) == [".manifest", ".sealed"]
     [file] = tmp_path.glob("*.manifest")
-    kept = shelf.whole(file.name.split(".")[1])
+    kept = store.whole(file.name.split(".")[1])
     assert kept is not None
     assert kept.read() == b"kept" * 1000
 
 
 def test_a_state_is_moved_onto_the_shelf_and_not_written_again(tmp_path: Path) -> None:
-    shelf, data = Shelf(tmp_path, SECRET), some(BORDER + 1)
-    spooled = shelf.spool.copy(SmallPayload(data))
+    store, data = StateStore(tmp_path, SECRET), some(BORDER + 1)
+    spooled = store.spool.copy(SmallPayload(data))
     [part] = tmp_path.iterdir()
     place = part.stat().st_ino
-    digest = shelf.keep("seat", spooled)
+    digest = store.keep("seat", spooled)
     [file] = tmp_path.glob("*.sealed")
     assert file.stat().st_ino == place
-    other = shelf.keep("another", spooled)  # Who has it already does not lose it.
+    other = store.keep("another", spooled)  # Who has it already does not lose it.
     assert other == digest
     assert len(list(tmp_path.glob(f"*.{digest}.*.sealed"))) == 2
     del spooled
-    kept = shelf.whole(digest)
+    kept = store.whole(digest)
     assert kept is not None
     assert kept.read() == data
 
@@ -423,6 +423,6 @@ def test_a_state_that_an_earlier_version_kept_is_still_read(tmp_path: Path) -> N
     key = hmac.digest(SECRET, b"cottage/shelf/1\0" + digest.encode(), hashlib.sha256)
     seal(tmp_path / f"seat.{digest}.sealed", key, data)
     (tmp_path / f"seat.{digest}.manifest").write_bytes(manifest)
-    kept = Shelf(tmp_path, SECRET).whole(digest)
+    kept = StateStore(tmp_path, SECRET).whole(digest)
     assert kept is not None
     assert kept.read() == data

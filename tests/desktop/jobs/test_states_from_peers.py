@@ -16,7 +16,7 @@ from common.encrypted_files import OVERHEAD, SEGMENT
 from common.errors import MessageRefusedError, PeerUnreachableError
 from desktop.agent.errors import PeerStateError
 from desktop.agent.jobs.state_replication import Partial, States
-from desktop.agent.jobs.state_store import KEPT, Shelf
+from desktop.agent.jobs.state_store import KEPT, StateStore
 from protocol.codec import encode
 from protocol.state import PIECE_BYTES, PREFIX, Manifest, StateAsk, StateGive, digest_of, header, manifest_of
 from protocol.task import KeptState
@@ -45,7 +45,7 @@ class Net:
 
     folder: Path
     nodes: dict[str, States] = field(default_factory=dict)
-    shelves: dict[str, Shelf] = field(default_factory=dict)
+    shelves: dict[str, StateStore] = field(default_factory=dict)
     dies_after: dict[str, int] = field(default_factory=dict)
     lies: set[str] = field(default_factory=set)
     silent: set[str] = field(default_factory=set)
@@ -54,12 +54,12 @@ class Net:
     given: list[bytes] = field(default_factory=list)
 
     def add(self, name: str) -> States:
-        shelf = self.shelves[name] = Shelf(self.folder / name, SECRET)
+        store = self.shelves[name] = StateStore(self.folder / name, SECRET)
 
         async def send(peer: str, lane: Lane, head: bytes, payload: bytes) -> None:
             await self._carry(name, peer, lane, head, payload)
 
-        self.nodes[name] = States(name, shelf, send, Hurry())
+        self.nodes[name] = States(name, store, send, Hurry())
         return self.nodes[name]
 
     async def _carry(self, sender: str, peer: str, lane: Lane, head: bytes, payload: bytes) -> None:
@@ -96,9 +96,9 @@ def some_state(pieces: float, seed: int = 1) -> bytes:
     return random.Random(seed).randbytes(int(pieces * PIECE_BYTES))
 
 
-def damage(shelf: Path, *pieces: int) -> None:
+def damage(store: Path, *pieces: int) -> None:
     """A byte of each of these pieces is another one on the disk."""
-    file = next(shelf.glob("*.sealed"))
+    file = next(store.glob("*.sealed"))
     sealed = bytearray(file.read_bytes())
     for piece in pieces:
         sealed[piece * PIECE_BYTES // SEGMENT * (SEGMENT + OVERHEAD) + 100] ^= 1
@@ -173,7 +173,7 @@ async def test_what_a_broken_download_has_left_goes_with_the_agent(
             await asker.fetch(kept)
         [part] = (tmp_path / "asker").iterdir()
         assert part.suffix == ".part"
-        Shelf(tmp_path / "asker", SECRET)  # As the next agent does.
+        StateStore(tmp_path / "asker", SECRET)  # As the next agent does.
         assert list((tmp_path / "asker").iterdir()) == []
 
 
@@ -186,15 +186,15 @@ def test_a_state_that_two_leases_wait_for_is_each_ones_own(
 
     if not links:
         monkeypatch.setattr("os.link", refuse)
-    shelf, state = Shelf(tmp_path, SECRET), some_state(2.5)
+    store, state = StateStore(tmp_path, SECRET), some_state(2.5)
     manifest = manifest_of(state)
-    partial = Partial(manifest, shelf.spool.begin(manifest.size))
+    partial = Partial(manifest, store.spool.begin(manifest.size))
     for piece in (2, 0, 1):
         assert partial.take(piece, state[manifest.span(piece)])
     first = partial.finished()
-    second, third = shelf.spool.share(first), shelf.spool.share(first)
+    second, third = store.spool.share(first), store.spool.share(first)
     first.end()  # Its worker has gone.
-    digests = {shelf.keep("job-0-1", second), shelf.keep("job-0-2", third)}
+    digests = {store.keep("job-0-1", second), store.keep("job-0-2", third)}
     assert digests == {digest_of(encode(manifest))}
     assert len(list(tmp_path.glob("*.sealed"))) == 2
     assert second.read() == third.read() == state
@@ -334,19 +334,19 @@ def test_a_manifest_with_too_few_pieces_is_none() -> None:
 
 
 def test_a_shelf_keeps_the_newest_of_each_seat_and_finds_them_after_a_restart(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, SECRET)
-    digests = [shelf.keep("job-0-0", f"state {number}".encode()) for number in range(KEPT + 2)]
-    other = shelf.keep("job-1-0", b"another stage")
-    again = Shelf(tmp_path, SECRET)
+    store = StateStore(tmp_path, SECRET)
+    digests = [store.keep("job-0-0", f"state {number}".encode()) for number in range(KEPT + 2)]
+    other = store.keep("job-1-0", b"another stage")
+    again = StateStore(tmp_path, SECRET)
     assert [again.manifest(digest) is not None for digest in digests] == [False] * 2 + [True] * KEPT
     assert again.manifest(other) is not None
     assert digest_of(encode(manifest_of(b"another stage"))) == other
 
 
 def test_a_full_shelf_forgets_the_oldest_but_never_the_one_just_kept(tmp_path: Path) -> None:
-    shelf = Shelf(tmp_path, SECRET, limit=2_500)
-    digests = [shelf.keep(f"job-{number}-0", bytes([number]) * 1000) for number in range(4)]
-    assert [shelf.manifest(digest) is not None for digest in digests] == [False, False, True, True]
-    large = shelf.keep("job-9-0", bytes(5000))
-    assert shelf.manifest(large) is not None
-    assert all(shelf.manifest(digest) is None for digest in digests)
+    store = StateStore(tmp_path, SECRET, limit=2_500)
+    digests = [store.keep(f"job-{number}-0", bytes([number]) * 1000) for number in range(4)]
+    assert [store.manifest(digest) is not None for digest in digests] == [False, False, True, True]
+    large = store.keep("job-9-0", bytes(5000))
+    assert store.manifest(large) is not None
+    assert all(store.manifest(digest) is None for digest in digests)

@@ -1,4 +1,4 @@
-"""A state beyond two gibibytes, from a worker to shelf and coordinator and back to others, past the agent's memory."""
+"""A state beyond two gibibytes, from a worker to store and coordinator and back to others, past the agent's memory."""
 
 import asyncio
 import re
@@ -89,7 +89,7 @@ async def test_a_state_of_two_gibibytes_goes_all_its_ways_past_the_agents_memory
         await coordinator.assign(node.address, assign)
         await coordinator.until(lambda: coordinator.bodies(TaskReady, assign.lease))
         assert await held(5, state=digest) == digest
-        # What came from the coordinator goes onto the shelf as well.
+        # What came from the coordinator goes onto the store as well.
         await coordinator.until(lambda: not list((node.home / "states").glob("*.part")), PATIENCE_S)
         peak = peak_mb(node.process.pid)
         assert peak - before < MOST_MB, f"the agent held {peak} MB, and {before} before"

@@ -211,7 +211,7 @@ async def test_an_engine_that_takes_no_job_at_its_root_runs_it_where_it_runs_all
 
 
 async def test_a_job_that_takes_too_much_memory_is_stopped_and_says_so(
-    docker_engine: str, tmp_path: Path, job: Path
+    docker_engine: str, tmp_path: Path, job: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (job / "hog.py").write_text("data = []\nwhile True:\n    data.append(bytearray(1 << 22))\n")
     sandbox = sandbox_for(tmp_path, "python3", "/job/hog.py", limits=SandboxLimits(memory_mb=64, threads=1))
@@ -221,10 +221,21 @@ async def test_a_job_that_takes_too_much_memory_is_stopped_and_says_so(
         async with asyncio.timeout(60):
             while (ended := await worker.ended()) is None:
                 await asyncio.sleep(0.05)
+        assert "needed more memory than the 64 MB" in ended.reason
+        assert ended.memory
+        container, told = worker.container, iter((False, False))
+        reload = container.reload
+
+        def reload_before_it_is_known() -> None:
+            reload()
+            container.attrs["State"]["OOMKilled"] &= next(told, True)
+
+        monkeypatch.setattr(container, "reload", reload_before_it_is_known)
+        assert await worker.ended() == ended
+        assert next(told, None) is None
         await worker.stop(0)
     finally:
         await sandbox.aclose()
-    assert "needed more memory than the 64 MB" in ended.reason
 
 
 async def test_what_a_dead_agent_left_is_swept_and_what_others_run_is_not(

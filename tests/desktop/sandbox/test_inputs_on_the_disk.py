@@ -124,4 +124,4 @@ async def test_an_agent_that_begins_again_fetches_what_it_cannot_read_any_more(
             kept = await node.agent._states.keep("job-0-0", state)
             assert seen({"config": coordinator.artifacts[digest], "state": state[:100]}, [node.home.path]) == []
         node.home.jobs.rmdir()
-    assert node.agent._states._shelf.read(kept, slice(0, None)) == state
+    assert node.agent._states._store.read(kept, slice(0, None)) == state

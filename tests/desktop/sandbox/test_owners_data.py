@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from desktop.agent.errors import SandboxError
@@ -47,6 +49,22 @@ async def test_the_check_of_the_data_runs_in_the_image(docker_engine: str, tmp_p
     try:
         await sandbox.check()
         words = ("own", "--data", sandbox.data_inside(data), "--how", HOW, "--sequence", "16")
+        report = json.loads(await sandbox.measure(words, 120, data))
+    finally:
+        await sandbox.aclose()
+    assert (report["files"], report["usable"], report["problem"]) == (1, 50, "")
+
+
+async def test_tables_of_parquet_are_read_in_the_image_too(docker_engine: str, tmp_path: Path, data: Path) -> None:
+    """With its memory and its few processes: the library that reads them is large."""
+    (data / "notes.txt").unlink()
+    pq.write_table(pa.table({"notes": ["the quagga sleeps in bed 4711"] * 50}), data / "ward.parquet")
+    (data / "ward.parquet").chmod(0o644)
+    how = msgspec.json.encode(DatasetSpec("0" * 64, text_field="notes")).decode()
+    sandbox = sandbox_for(tmp_path)
+    try:
+        await sandbox.check()
+        words = ("own", "--data", sandbox.data_inside(data), "--how", how, "--sequence", "16")
         report = json.loads(await sandbox.measure(words, 120, data))
     finally:
         await sandbox.aclose()

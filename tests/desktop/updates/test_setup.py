@@ -13,6 +13,7 @@ from desktop.agent.updates.keeper import Updates, load_seen
 from desktop.agent.updates.release import Release
 from desktop.agent.updates.setup import SetupFile
 from tests.desktop.updates.support import KEY, Server, described, manifest_of
+from tests.support.wait import HANGS_S
 
 TELLS = '#!/bin/sh\necho "$1,$COTTAGE_SETUP_HOME,$COTTAGE_SETUP_STAYS" > "$COTTAGE_SETUP_HOME/told"\n'
 
@@ -30,7 +31,7 @@ async def test_it_is_started_without_a_question_and_told_whose_agent_goes_on_and
 ) -> None:
     home = Home.at(tmp_path / "home of mine")
     lying(tmp_path).start(home, stays=stays)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANGS_S):
         while not (told := home.path / "told").exists() or not told.read_text():
             await asyncio.sleep(0.02)
     assert told.read_text() == f"/S,{home.path},{word}\n"

@@ -96,10 +96,10 @@ asyncio.run(main())
 SETTING = r"""
 import sys
 from pathlib import Path
-from desktop.agent.app.autostart import AtLogin
+from desktop.agent.app.autostart import Autostart
 from desktop.agent.base.config import Home
 sys.frozen, sys.executable = True, r"C:\Cottage\cottage-agent.exe"
-AtLogin.of(Home.at(Path(sys.argv[1]))).show_entry(sys.argv[2] == "on")
+Autostart.of(Home.at(Path(sys.argv[1]))).show_entry(sys.argv[2] == "on")
 """
 RUN = r"HKCU\Software\Microsoft\Windows\CurrentVersion\Run"
 

@@ -10,12 +10,13 @@ from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
 from coordinator.domain.privacy import PrivacyBudget, PrivateRelease, epsilon
+from coordinator.services.artifacts.model_cards import card_facts
 from coordinator.services.training.federations import CHANGED
 from coordinator.store.ports import col
-from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, RoundRecord, RunRecord
+from coordinator.store.records import CommitRecord, EventRecord, MetricRecord, NodeRecord, RoundRecord, RunRecord
 from protocol.codec import decode
 from protocol.federated.federations import FederationTold, FederationWish, terms_digest
-from protocol.job.federated import FederatedSpec, PrivacySpec
+from protocol.job.federated import FederatedSpec, HeldoutLoss, PrivacySpec
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec, TrainingSpec
 from protocol.node import CoordinatorMessage
 from tests.sim.test_everybody_leaves import calm
@@ -208,6 +209,25 @@ async def test_the_end_is_hard_though_the_last_round_was_lost() -> None:
     assert [r.released for r in sorted(rounds, key=lambda r: r.started)] == [1, 2, 3, 4]
 
 
+async def test_rounds_whose_steps_protect_examples_end_at_the_budget_too() -> None:
+    """Every round is charged with all its steps, and the run ends before one that would pass epsilon."""
+    world = calm(7, nodes=2)
+    await gather_nodes(world)
+    privacy = PrivacySpec("example", epsilon=2.0, sampling=0.02)
+    job = await submit(world, 1, 2, document(world.nodes, privacy, rounds=4))
+    await join(world, job, world.nodes)
+    end = await to_the_end(world, job)
+    assert end.state is JobState.SETTLED, end.reason
+    settled = end.spec.federated.privacy  # type: ignore[union-attr]
+    assert settled is not None
+    assert settled.noise_multiplier is not None
+    assert end.released == 4 <= (settled.most_rounds or 0)
+    steps = end.spec.training.inner_steps
+    spent = epsilon([PrivateRelease(settled.noise_multiplier, 0.02, end.released * steps)], settled.delta)
+    assert 0.5 < spent <= 2.0
+    await check_unopened(world, job)
+
+
 async def test_a_coordinator_that_comes_back_counts_on_from_what_it_had_stored() -> None:
     world = calm(6, nodes=2)
     await gather_nodes(world)
@@ -224,3 +244,36 @@ async def test_a_coordinator_that_comes_back_counts_on_from_what_it_had_stored()
         raise AssertionError from error
     end = await to_the_end(world, job)
     assert end.released == len(await read(world, RoundRecord, job)) >= 6
+
+
+async def test_the_losses_that_owners_tell_are_a_curve_and_the_card_says_when_they_are_of() -> None:
+    """Each is of the state before a round's steps, so the last one is no loss of the finished model."""
+    world = calm(8, nodes=3)
+    await gather_nodes(world)
+    job = await submit(world, 1, 3, document(world.nodes, PrivacySpec(epsilon=8.0, heldout=HeldoutLoss()), rounds=4))
+    await join(world, job, world.nodes)
+    end = await to_the_end(world, job)
+    assert end.state is JobState.SETTLED, end.reason
+    points = [point for point in await read(world, MetricRecord, job) if point.kind == "validation"]
+    assert [point.round for point in points] == [0, 1, 2, 3]
+    assert [point.loss for point in points] == pytest.approx([5.0, 3.0, 2 + 1 / 3, 2.0])
+    assert [point.tokens for point in points] == sorted({point.tokens for point in points})
+    assert points[0].tokens == 0
+    assert (end.first_validation_loss, end.validation_loss) == pytest.approx((5.0, 2.0))
+    rounds = sorted(await read(world, RoundRecord, job), key=lambda record: record.number)
+    assert [record.validation_loss for record in rounds] == pytest.approx([5.0, 3.0, 2 + 1 / 3, 2.0])
+    facts = card_facts(end, rounds)
+    assert (facts["loss_before"], facts["loss_after"]) == (5.0, None)
+    assert [point["validation_loss"] for point in facts["rounds"]] == [*(r.validation_loss for r in rounds[1:]), None]
+    assert facts["privacy"]["held-out loss before the last round, noised"] == pytest.approx(2.0)
+    await check_unopened(world, job)
+
+
+async def test_a_loss_that_the_document_does_not_ask_for_is_no_point_of_a_curve() -> None:
+    world = calm(9, nodes=2)
+    await gather_nodes(world)
+    job = await submit(world, 1, 2, document(world.nodes, PrivacySpec(epsilon=8.0), rounds=2))
+    await join(world, job, world.nodes)
+    end = await to_the_end(world, job)
+    assert end.validation_loss is None
+    assert [point for point in await read(world, MetricRecord, job) if point.kind == "validation"] == []

@@ -5,13 +5,16 @@ import pytest
 
 from coordinator.domain.job import Job as StoredJob
 from coordinator.domain.job import JobState
+from coordinator.domain.privacy import next_clip
 from coordinator.domain.rounds.round import Round
 from coordinator.domain.rounds.summing import PHASES
-from coordinator.store.records import EventRecord, RoundRecord, RunRecord
+from coordinator.store.records import EventRecord, MetricRecord, RoundRecord, RunRecord
 from protocol.federated.sum_messages import KeysTold, ListSigned, SharesShown, SharesTold
+from protocol.federated.sum_values import beside_of
 from protocol.federated.sums import SumAnswer, SumSaid, VectorStored
-from protocol.job.federated import PrivacySpec
+from protocol.job.federated import AdaptiveClipping, HeldoutLoss, PrivacySpec
 from protocol.job.job import JobSpec, ModelSpec
+from protocol.models.model import inspect_config, resolve
 from tests.sim.federated.summing import SimSums
 from tests.sim.federated.test_federations import check_unopened, document, join, to_the_end
 from tests.sim.test_everybody_leaves import calm
@@ -164,6 +167,69 @@ async def test_a_coordinator_that_dies_in_the_middle_does_the_round_anew_with_ot
     said = [event.text for event in await read(world, EventRecord, job) if event.kind == "void"]
     assert all("the coordinator has begun anew" in text for text in said)
     assert end.released == len(rounds)
+    check_masks(world)
+
+
+async def test_what_stands_behind_the_update_in_a_sum_is_the_clip_and_the_loss_of_the_round() -> None:
+    """The coordinator reads both off the sum, keeps them with the round, and begins the next one with another clip."""
+    world = calm(7, nodes=4)
+    spec = secure(world, rounds=4)
+    assert spec.federated is not None
+    assert spec.federated.privacy is not None
+    privacy = msgspec.structs.replace(
+        spec.federated.privacy, heldout=HeldoutLoss(), adaptive=AdaptiveClipping(bit_noise=20.0)
+    )
+    asked = msgspec.structs.replace(spec.federated, privacy=privacy)
+    job = await begun(world, msgspec.structs.replace(spec, federated=asked))
+    shape = inspect_config(resolve(ModelSpec(config=SMALL), 259))
+    plain, _ = shape.stage_learns(0, shape.layers, True, True, None)
+    seen: dict[int, Round] = {}
+    for number in range(4):
+        seen[number] = await until_phase(world, job, "added", number)
+    end = await to_the_end(world, job)
+    assert end.state is JobState.SETTLED, end.reason
+    told = end.spec.federated
+    assert told is not None
+    losses = {point.round: point.loss for point in await read(world, MetricRecord, job) if point.kind == "validation"}
+    for number, current in seen.items():
+        assert current.sum is not None
+        assert current.sum.total is not None
+        assert current.sum.length == plain + 2
+        total, clip = (world.sums.artifacts.folder / current.sum.total).read_bytes(), current.clip
+        assert clip is not None
+        assert current.sum.beside == pytest.approx(beside_of(total, told, clip, 4))
+        assert losses[number] == pytest.approx(HeldoutLoss().nats(current.sum.beside["heldout"]))
+        if number:
+            share = (1 + (seen[number - 1].sum or current.sum).beside["unclipped"]) / 2
+            before = seen[number - 1].clip
+            assert before is not None
+            assert clip == pytest.approx(next_clip(before, [share], 0.5, 0.2))
+    check_masks(world)
+
+
+async def test_a_run_that_was_stored_before_sums_had_anything_beside_updates_goes_on_with_longer_ones() -> None:
+    """What workers send follows the document. Else each of its rounds would be refused, and charged."""
+    world = calm(9, nodes=4)
+    spec = secure(world, rounds=4)
+    assert spec.federated is not None
+    assert spec.federated.privacy is not None
+    privacy = msgspec.structs.replace(spec.federated.privacy, adaptive=AdaptiveClipping(bit_noise=20.0))
+    asked = msgspec.structs.replace(spec.federated, privacy=privacy)
+    job = await begun(world, msgspec.structs.replace(spec, federated=asked))
+    full = (await until_phase(world, job, "added", 1)).sum
+    assert full is not None
+    world._fall()
+    async with world.records.transaction() as tx:
+        record = await tx.get(RunRecord, job)
+        await tx.update(
+            msgspec.structs.replace(record, run=msgspec.structs.replace(record.run, summed=full.length - 1))
+        )
+    later = (await until_phase(world, job, "added", 3)).sum
+    assert later is not None
+    assert later.length == full.length
+    assert later.beside.keys() == {"unclipped"}
+    end = await to_the_end(world, job)
+    assert (end.state, end.rounds_done, end.released) == (JobState.SETTLED, 4, 4), await timeline(world, job)
     check_masks(world)
 
 

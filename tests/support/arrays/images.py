@@ -113,11 +113,12 @@ def ready(source: Path, target: Path, name: str = "made:here", key: NodeKey = KE
     return statement
 
 
-def busybox_layer(more: Mapping[str, bytes] | None = None) -> bytes:
+def busybox_layer(more: Mapping[str, bytes] | None = None, tools: Sequence[str] = TOOLS) -> bytes:
     """A shell and some tools, which need nothing else, and the files of a test."""
     assert BUSYBOX is not None
-    members = [(entry(name, tarfile.DIRTYPE), b"") for name in ("bin", "tmp", "in", "out")]
+    members = [(entry(name, tarfile.DIRTYPE), b"") for name in ("bin", "in", "out")]
+    members.append((entry("tmp", tarfile.DIRTYPE, mode=0o1777), b""))
     members.append((entry("bin/busybox"), Path(BUSYBOX).read_bytes()))
-    members += [(entry(f"bin/{tool}", tarfile.SYMTYPE, linkname="busybox"), b"") for tool in TOOLS]
+    members += [(entry(f"bin/{tool}", tarfile.SYMTYPE, linkname="busybox"), b"") for tool in tools]
     members += [(entry(name), data) for name, data in (more or {}).items()]
     return layer_of(members)

@@ -38,7 +38,7 @@ from trainer.operations.effects import Value
 from trainer.operations.inputs import read_inputs, sources_of, write_inputs
 from trainer.operations.judge import judge
 from trainer.operations.tracer import GIVEN, Tracer, record_of
-from trainer.worker.dispute_player import IMPOSSIBLE, Player
+from trainer.worker.dispute_player import IMPOSSIBLE, DisputePlayer
 
 DISPUTE = "d" * 32
 TOTAL = 12
@@ -50,13 +50,15 @@ def committed(tokens: TokenFile, stage: int, family: str = "llama", steps: int =
     return commit_round(pipeline(family, 2, tokens, training(commit_every=EVERY, **changes)), stage, steps, TOTAL)
 
 
-def side(done: Committed, folder: Path, family: str = "llama", meddle: Callable[[], Meddle] | None = None) -> Player:
+def side(
+    done: Committed, folder: Path, family: str = "llama", meddle: Callable[[], Meddle] | None = None
+) -> DisputePlayer:
     last = len(done.trace.leaves) - 1
     told = auditor(folder, done.spec, family=family), command(done, last), done.opening(last)
-    return Player(*told) if meddle is None else StubbornPlayer(*told, meddle)
+    return DisputePlayer(*told) if meddle is None else StubbornPlayer(*told, meddle)
 
 
-def ask(player: Player, done: Committed, question: Ask) -> tuple[Any, bytes]:
+def ask(player: DisputePlayer, done: Committed, question: Ask) -> tuple[Any, bytes]:
     answer, artifact = player.answer(BisectQuery(DISPUTE, command(done, len(done.trace.leaves) - 1), question))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(answer), type=type(answer)) == answer
     assert answer.dispute == DISPUTE
@@ -79,11 +81,11 @@ def flip(at: int) -> Callable[[], Meddle]:
     return lambda: change
 
 
-def leaves_of(player: Player, step: int = 0) -> list[bytes]:
+def leaves_of(player: DisputePlayer, step: int = 0) -> list[bytes]:
     return player.leaves(step, 1 << 20)
 
 
-def first_difference(sides: Sequence[Player], done: Committed, step: int) -> tuple[int, int]:
+def first_difference(sides: Sequence[DisputePlayer], done: Committed, step: int) -> tuple[int, int]:
     """The search that ``protocol.audit`` describes; the operation, and how many questions it took."""
     traces = [ask(player, done, AskTrace(step))[0] for player in sides]
     low, high, asked = 0, min(trace.operations for trace in traces) - 1, 0
@@ -199,7 +201,7 @@ def writes_floats(leaf: bytes) -> bool:
     return record_of(leaf).writes[0].region.dtype == "float32"
 
 
-def caught_of(player: Player, leaves: list[bytes]) -> dict[tuple[int, int], bytes]:
+def caught_of(player: DisputePlayer, leaves: list[bytes]) -> dict[tuple[int, int], bytes]:
     """All that operations of step 0 read."""
     tracer = Tracer({source for leaf in leaves for source in sources_of(leaf)})
     assert player._run(0, tracer) == leaves

@@ -33,7 +33,8 @@ ZEROS = b" " * (96 << 20)
 TEXTS = [f"Row {number} of a story, with words; and a few more of them." for number in range(60)]
 PARSERS = re.compile(
     r"Expecting|delimiter: line|malformed|truncated|Traceback|codec can't|invalid (start|continuation) byte|Unterminated|"
-    r"\bchar \d|[Tt]hrift|Couldn't|zlib|Error\b|LZMA|field (larger|limit)|end of data|Invalid|deserialize|object at 0x|msgspec|"
+    r"\bchar \d|[Tt]hrift|Couldn't|zlib|Error\b|LZMA(?! file)|field (larger|limit)|"
+    r"end of data|Invalid|deserialize|object at 0x|msgspec|"
     r"utf8|<class|NoneType|[0-9a-f]{64}",
 )
 

@@ -1,19 +1,26 @@
 """Data that stays at its owner: which files are read, what the check says, and that no token file is left behind."""
 
+import json
 from pathlib import Path
 
+import msgspec
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from protocol.job.federated import FederatedSpec
+from protocol.codec import decode_json, encode_json
+from protocol.federated.federations import OwnDataReport
+from protocol.job.federated import FederatedSpec, HeldoutLoss, PrivacySpec
 from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec, TrainingSpec
 from protocol.worker import OwnData
+from trainer.__main__ import main
 from trainer.check.own_check import look_at
 from trainer.data import owned
 from trainer.data.owned import datasets_in, own_tokens
 from trainer.errors import DataError
 from trainer.files.inputs import InputFolder
 
-HOW = DatasetSpec("0" * 64, "text")
+HOW, HOW_AUTO = DatasetSpec("0" * 64, "text"), DatasetSpec("0" * 64)
 SEQUENCE, VOCABULARY = 16, 259
 TEXT = "the quagga sleeps in bed 4711\n"
 
@@ -56,7 +63,8 @@ def test_all_of_it_becomes_tokens_and_no_file_of_them_is_left(
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     monkeypatch.setattr(owned.tempfile, "tempdir", str(scratch))
-    tokens = own_tokens(OwnData(str(folder), HOW), spec(), InputFolder(tmp_path), VOCABULARY)
+    tokens, held = own_tokens(OwnData(str(folder), HOW), spec(), InputFolder(tmp_path), VOCABULARY)
+    assert held is None
     assert list(scratch.iterdir()) == []
     assert len(tokens) == 30 * len(TEXT), "nothing is held out"
     windows, _ = tokens.sample(1, 0, 0, 2)
@@ -75,3 +83,72 @@ def test_the_check_counts_all_files_and_names_where_it_found_what(folder: Path) 
     report = look_at(folder, HOW, SEQUENCE)
     assert (report.files, report.rows, report.usable, report.problem) == (3, 33, 33, "")
     assert any(found.text.startswith("mail.txt: ") for found in report.findings), report.findings
+
+
+def test_a_part_of_running_text_is_held_back_where_the_job_asks_for_its_loss(tmp_path: Path) -> None:
+    lines = [f"line {number} of what this owner has\n" for number in range(400)]
+    (tmp_path / "own.txt").write_text("".join(lines))
+    asked = spec()
+    assert asked.federated is not None
+    federated = msgspec.structs.replace(asked.federated, privacy=PrivacySpec(heldout=HeldoutLoss(10)))
+    asked = msgspec.structs.replace(asked, federated=federated)
+    train, held = own_tokens(OwnData(str(tmp_path / "own.txt"), HOW), asked, InputFolder(tmp_path), VOCABULARY)
+    assert held is not None
+    whole = sum(map(len, lines))
+    assert len(train) + len(held) == whole
+    assert 0.05 * whole < len(held) < 0.15 * whole
+    assert held.heldout().shape[1] == SEQUENCE + 1
+
+
+def test_who_has_too_little_to_hold_back_hears_so_before_joining(tmp_path: Path) -> None:
+    """Else the worker would find out, and each of its rounds fail."""
+    (tmp_path / "own.txt").write_text("".join(f"line {number}\n" for number in range(20)))
+    assert look_at(tmp_path / "own.txt", HOW, SEQUENCE).problem == ""
+    few = look_at(tmp_path / "own.txt", HOW, 60, 20)
+    assert "held out, sequences of 60 need at least 61 of each: bring more text" in few.problem
+    assert "a byte counts as a token" in few.problem
+    (tmp_path / "own.txt").write_text("".join(f"line {number}\n" for number in range(2000)))
+    assert look_at(tmp_path / "own.txt", HOW, 60, 20).problem == ""
+
+
+def test_the_check_reads_what_is_held_back_of_the_federations_own_words(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And refuses words that it does not know, as they are of a newer federation."""
+    (tmp_path / "own.txt").write_text("".join(f"line {number}\n" for number in range(20)))
+    words = ["own", "--data", str(tmp_path / "own.txt"), "--how", encode_json(HOW).decode(), "--sequence", "60"]
+    example = PrivacySpec("example", sampling=0.01, heldout=HeldoutLoss(20))
+    for privacy, short in ((None, False), (PrivacySpec(heldout=HeldoutLoss(20)), True), (example, False)):
+        told = [] if privacy is None else ["--privacy", encode_json(privacy).decode()]
+        assert main([*words, *told]) == 0
+        report = decode_json(capsys.readouterr().out.encode(), OwnDataReport)
+        assert ("of each: bring more text" in report.problem) == short
+        assert report.tokens == len((tmp_path / "own.txt").read_bytes())
+    newer = encode_json(example).decode().replace('"one_in"', '"sooner":1,"one_in"')
+    assert main([*words, "--privacy", newer]) != 0
+    assert json.loads(capsys.readouterr().err)["code"] == "bad-document"
+
+
+def table(path: Path, texts: list[str]) -> None:
+    pq.write_table(pa.table({"name": [f"p{at}" for at in range(len(texts))], "notes": texts}), path)
+
+
+def test_a_folder_of_parquet_tables_is_read_as_it_lies(tmp_path: Path) -> None:
+    """As what hospitals' exports are: several files, of which one column is learnt from."""
+    own = tmp_path / "own"
+    own.mkdir()
+    for part in range(3):
+        table(own / f"part-{part}.parquet", [TEXT] * 10)
+    how = DatasetSpec("0" * 64, text_field="notes")
+    report = look_at(own, how, SEQUENCE)
+    assert (report.files, report.rows, report.usable, report.problem) == (3, 30, 30, "")
+    tokens, _ = own_tokens(OwnData(str(own), how), spec(), InputFolder(tmp_path), VOCABULARY)
+    assert len(tokens) == 30 * (len(TEXT) + 1), "each row ends"
+    (single,) = datasets_in(own / "part-1.parquet", how)
+    assert single.name == "part-1.parquet"
+
+
+def test_a_table_without_the_column_is_refused_with_those_it_has(tmp_path: Path) -> None:
+    table(tmp_path / "ward.parquet", [TEXT] * 10)
+    with pytest.raises(DataError, match="notes"):
+        look_at(tmp_path / "ward.parquet", HOW_AUTO, SEQUENCE)

@@ -100,10 +100,11 @@ def odd_preferences() -> list[dict[str, Any]]:
         *prompt, chosen = row["messages"]
         if chosen["role"] != "assistant" or not prompt:
             continue
+        # Of other members the library makes another prompt.
         rejected = {
             **chosen,
             "content": f"No, {index} é 🙂 times.",
-        }  # Of other members the library makes another prompt.
+        }
         apart = {"prompt": prompt, "chosen": [chosen], "rejected": [rejected]}
         rows.append(apart if index % 2 else {"chosen": [*prompt, chosen], "rejected": [*prompt, rejected]})
     return rows

@@ -38,9 +38,8 @@ def folder_of(family: str, known: Known, folder: Path, **changes: Any) -> Path:
     if known.settings:
         (folder / "tokenizer_config.json").write_text(json.dumps(known.settings))
     config = FAMILY_CONFIGS[family] | FIXED.get(family, {}) | changes
-    nothing = dict.fromkeys(
-        ("pad_token_id", "bos_token_id", "eos_token_id")
-    )  # Some families have numbers of their own.
+    # Some families have numbers of their own.
+    nothing = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
     theirs({"vocab_size": 312, **nothing, "max_position_embeddings": 256} | config).save_pretrained(folder)
     return folder
 

@@ -111,13 +111,14 @@ def from_a_sum(update: Tensor, terms: PrivacyTerms | None, honest: int = 4) -> T
     found = victim()
     asked = PrivacySpec(noise_multiplier=terms.noise, clip=terms.clip)
     made = SummedTerms.of(FederatedSpec(EIGHT, 3, 6, asked, "secure"), None)
+    # What the others' were is taken off: nothing is left.
     moved = [
         found.anchor - update,
         *([found.anchor] * (honest - 1)),
-    ]  # What the others' were is taken off: nothing is left.
-    parts = [summand(found.anchor, one, found.layout, made, SystemNoise())[0] for one in moved]
+    ]
+    parts = [summand(found.anchor, one, found.layout, made, SystemNoise()) for one in moved]
     total = np.sum(parts, axis=0, dtype=np.uint32).tobytes()
-    return mean_of(total, hashlib.sha256(total).hexdigest(), found.layout, made.grid, 1)
+    return mean_of(total, hashlib.sha256(total).hexdigest(), found.layout, made, 1)
 
 
 VIEWS = {"an owner or the coordinator": left, "two owners in league": from_the_model}
@@ -176,9 +177,8 @@ def test_with_noise_no_attack_does_better_than_the_bound(view: str) -> None:
     assert advantage <= most + 3.5 * error
     assert advantage >= most / 2 - 3.5 * error
     spent = epsilon([PrivateRelease(noise)], DELTA)
-    assert bound(noise, 1.0) <= (math.exp(spent) - 1 + 2 * DELTA) / (
-        math.exp(spent) + 1
-    )  # What epsilon itself promises.
+    # What epsilon itself promises.
+    assert bound(noise, 1.0) <= (math.exp(spent) - 1 + 2 * DELTA) / (math.exp(spent) + 1)
 
 
 def test_with_a_third_of_all_in_league_an_update_has_its_own_noise_alone_and_that_is_said() -> None:

@@ -92,9 +92,8 @@ def test_whether_an_update_was_clipped_is_told_with_noise_and_only_where_it_is_a
 
 def test_a_document_gives_the_terms_and_a_larger_clip_brings_more_noise_with_it() -> None:
     fixed = PrivacySpec(noise_multiplier=2.0, clip=0.5)
-    assert PrivacyTerms.of(fixed, 99.0) == PrivacyTerms(
-        0.5, 2.0
-    )  # The document's clip holds, whatever a coordinator says.
+    # The document's clip holds, whatever a coordinator says.
+    assert PrivacyTerms.of(fixed, 99.0) == PrivacyTerms(0.5, 2.0)
     adaptive = PrivacySpec(noise_multiplier=2.0, clip=0.5, adaptive=AdaptiveClipping(bit_noise=5.0))
     assert PrivacyTerms.of(adaptive, None).clip == 0.5
     told = PrivacyTerms.of(adaptive, 1000.0)

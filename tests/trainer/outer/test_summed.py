@@ -3,6 +3,7 @@
 import hashlib
 import itertools
 import math
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch
 from torch import Tensor
 
 from protocol.federated.sum_messages import MODULUS
-from protocol.job.federated import MAX_OWNERS, AdaptiveClipping, FederatedSpec, PrivacySpec, fewest_of
+from protocol.federated.sum_values import beside_of
+from protocol.job.federated import MAX_OWNERS, AdaptiveClipping, FederatedSpec, HeldoutLoss, PrivacySpec, fewest_of
+from protocol.job.privacy_sum import loss_error, loss_noise
 from protocol.secure_sum.grid import SumGrid
 from tests.trainer.outer.test_private_updates import Known, Silence
 from trainer.errors import RoundError
@@ -40,7 +43,7 @@ def moved(seed: int, scale: float = 1.0) -> Tensor:
 
 def steps_of(update: Tensor, terms: SummedTerms, noise: object = None) -> np.ndarray:  # type: ignore[type-arg]
     anchor = torch.zeros(1024)
-    steps, _ = summand(anchor, anchor - update, LAYOUT, terms, noise or Silence())  # type: ignore[arg-type]
+    steps = summand(anchor, anchor - update, LAYOUT, terms, noise or Silence())  # type: ignore[arg-type]
     assert steps.shape == (LEARNS,)
     assert steps.dtype == np.uint32
     return steps
@@ -132,12 +135,61 @@ def test_a_clip_that_follows_brings_its_grid_and_its_noise_with_it() -> None:
     assert spec.privacy is not None
     first, later = (SummedTerms.of(spec, clip) for clip in (None, 50.0))
     assert later.grid.step == pytest.approx(100 * first.grid.step)
-    assert later.privacy == PrivacyTerms(50.0, spec.privacy.update_noise / 2, 5.0)
-    anchor = torch.zeros(1024)
-    bits = [summand(anchor, anchor - moved(1, 0.01), LAYOUT, later, Known(seed))[1] for seed in range(50)]
-    assert np.mean([bit for bit in bits if bit is not None]) == pytest.approx(1.0, abs=3)
+    assert later.privacy == PrivacyTerms(50.0, spec.privacy.update_noise / 2), "the bit is in the sum, not beside it"
     with pytest.raises(RoundError, match="privacy is null"):
         SummedTerms.of(FederatedSpec(owners(3), 5, 3, None), None)
+
+
+TOLD: dict[str, object] = {"adaptive": AdaptiveClipping(bit_noise=5.0), "heldout": HeldoutLoss(share=0.2)}
+
+
+def told_of(spec: FederatedSpec, updates: list[Tensor], losses: list[float], noise: object) -> Mapping[str, float]:
+    """What a sum of these updates and losses has beside it."""
+    terms, anchor = SummedTerms.of(spec, None), torch.zeros(1024)
+    parts = [
+        summand(anchor, anchor - update, LAYOUT, terms, noise, {"heldout": loss})  # type: ignore[arg-type]
+        for update, loss in zip(updates, losses, strict=True)
+    ]
+    assert {len(part) for part in parts} == {LEARNS + len(spec.beside)}
+    total = np.sum(parts, axis=0, dtype=np.uint32).astype("<u4").tobytes()
+    mean = mean_of(total, hashlib.sha256(total).hexdigest(), LAYOUT, terms, len(parts))
+    assert mean.shape == (1024,)
+    assert spec.privacy is not None
+    return beside_of(total, spec, spec.privacy.clip, len(parts))
+
+
+def test_a_sum_has_beside_it_how_many_were_within_the_clip_and_the_mean_loss() -> None:
+    updates = [moved(1, 1e-5), moved(2, 1e-5), moved(3, 1e-5), moved(4, 10.0)]
+    losses = [-1.0, 0.25, 0.5, 1.0]
+    told = told_of(spec_of(4, clip=0.5, **TOLD), updates, losses, Silence())
+    assert told == pytest.approx({"unclipped": 0.5, "heldout": 0.1875}, abs=1e-6)
+    assert told_of(spec_of(4, clip=0.5), updates, losses, Silence()) == {}
+    only = told_of(spec_of(4, clip=0.5, heldout=HeldoutLoss()), updates, losses, Silence())
+    assert only == pytest.approx({"heldout": 0.1875}, abs=1e-6)
+
+
+def test_what_is_told_beside_a_sum_has_the_noise_that_is_counted() -> None:
+    """That of as many owners as are honest, together; and all of it with the update is one release of the document's noise."""
+    spec = spec_of(8, 2.0, 8, clip=0.25, **TOLD)
+    privacy = spec.privacy
+    assert privacy is not None
+    nothing = [torch.zeros(1024)] * 8
+    found = [told_of(spec, nothing, [0.0] * 8, SystemNoise())["heldout"] for _ in range(600)]
+    due = loss_noise(privacy) / 8 * math.sqrt(8 / spec.honest)
+    assert np.std(found) == pytest.approx(due, rel=0.1)
+    assert loss_error(spec) == pytest.approx(due * privacy.heldout.most / 2)  # type: ignore[union-attr]
+    # By one owner, of update and all beside, in clips.
+    changed = math.sqrt(1 + sum(far**2 for far in spec.beside.values()))
+    assert privacy.update_noise / changed == pytest.approx(2.0)
+    assert privacy.update_noise / spec.beside["unclipped"] == pytest.approx(2 * 5.0)
+    assert privacy.update_noise / spec.beside["heldout"] == pytest.approx(loss_noise(privacy))
+
+
+def test_a_bit_with_less_noise_than_the_update_still_has_room_in_the_grid() -> None:
+    spec = spec_of(MAX_OWNERS, 0.31, MAX_OWNERS, adaptive=AdaptiveClipping(bit_noise=0.16))
+    terms = SummedTerms.of(spec, None)
+    assert terms.beside["unclipped"] > 3
+    assert terms.grid.most * terms.grid.step > terms.beside["unclipped"] * terms.privacy.clip
 
 
 def test_the_mean_is_the_same_bits_for_all_and_that_of_the_updates() -> None:
@@ -145,14 +197,14 @@ def test_the_mean_is_the_same_bits_for_all_and_that_of_the_updates() -> None:
     updates = [moved(seed, 0.1) for seed in range(6)]
     total = np.sum([steps_of(update, terms) for update in updates], axis=0, dtype=np.uint32).tobytes()
     digest = hashlib.sha256(total).hexdigest()
-    mean = mean_of(total, digest, LAYOUT, terms.grid, 6)
-    assert torch.equal(mean, mean_of(bytearray(total), digest, LAYOUT, terms.grid, 6))
+    mean = mean_of(total, digest, LAYOUT, terms, 6)
+    assert torch.equal(mean, mean_of(bytearray(total), digest, LAYOUT, terms, 6))
     assert torch.allclose(mean, torch.stack(updates).mean(0), atol=2 * terms.grid.step)
     assert not mean[1004:].any()
     with pytest.raises(RoundError, match="not the one that was named"):
-        mean_of(total, "0" * 64, LAYOUT, terms.grid, 6)
+        mean_of(total, "0" * 64, LAYOUT, terms, 6)
     with pytest.raises(RoundError, match="4,000 bytes are due"):
-        mean_of(total[:-4], hashlib.sha256(total[:-4]).hexdigest(), LAYOUT, terms.grid, 6)
+        mean_of(total[:-4], hashlib.sha256(total[:-4]).hexdigest(), LAYOUT, terms, 6)
 
 
 def test_noise_beyond_the_grid_is_cut_off_and_does_not_run_over() -> None:

@@ -102,3 +102,27 @@ async def test_a_schema_that_nobody_can_keep_to_is_told(folder: Path) -> None:
     assert isinstance(end, RefusedReport)
     assert end.code == "bad-schema"
     assert end.detail.startswith("the schema cannot be kept to: ")
+
+
+FIRST = """
+import sys
+from pathlib import Path
+import torch
+from transformers import AutoTokenizer
+from protocol.serving import GenerateCommand
+from trainer.serve.grammar import AnswerForms, grammar_of
+grammar = grammar_of(GenerateCommand("1", "Say:", schema={"type": "object"}))
+tokenizer = AutoTokenizer.from_pretrained(sys.argv[1])
+form = AnswerForms(tokenizer, 300, [256]).of(grammar, 2)
+row = torch.zeros(1, 300)
+form.restrict(row, [65, 66])
+print(tokenizer.decode([token for token, value in enumerate(row[0].tolist()) if value == 0.0]))
+"""
+
+
+async def test_what_may_follow_is_told_without_a_compiler(folder: Path) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", FIRST, str(folder), stdout=asyncio.subprocess.PIPE, env={"PATH": "/nowhere"}
+    )
+    out, _ = await process.communicate()
+    assert out.decode().strip() == "{"

@@ -84,9 +84,8 @@ def taken(*states: _State) -> list[int]:
     sampler = SeededSampler()
     argument = sampler.prepare_tensor_args([SimpleNamespace(state=state) for state in states])
     generator = torch.Generator().manual_seed(1)
-    rows = torch.randn(1, 1000, generator=generator).repeat(
-        len(states) + 2, 1
-    )  # Batches are filled up with rows of nobody.
+    # Batches are filled up with rows of nobody.
+    rows = torch.randn(1, 1000, generator=generator).repeat(len(states) + 2, 1)
     return sampler(rows, argument)[: len(states)].argmax(-1).tolist()
 
 

@@ -16,7 +16,7 @@ from tests.trainer.audit.test_replay import auditor, command
 from tests.trainer.small import SEQUENCE, commit_round, config_of, pipeline, training
 from trainer.codecs.envelope import unwrap, wrap
 from trainer.data.data import TokenFile
-from trainer.stage.boundary_codec import Crossing, wrapped_kinds
+from trainer.stage.boundary_codec import BoundaryCodec, wrapped_kinds
 from trainer.stage.model import Cut, initial_embedding
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, accumulate
@@ -145,7 +145,7 @@ def test_an_envelope_of_four_bits_is_no_longer_than_the_plan_reckons() -> None:
     shape = inspect_config(resolve(ModelSpec(preset="tiny-llama"), 2048))
     for seed, planned in enumerate(boundary_bytes(shape, spec, 4 * 128)):
         values = torch.randn((4, 128, shape.hidden), generator=torch.Generator().manual_seed(seed))
-        assert 0.9 * planned < len(wrap(Crossing(spec, shape.hidden).encode(values, "forward"))) < 1.02 * planned
+        assert 0.9 * planned < len(wrap(BoundaryCodec(spec, shape.hidden).encode(values, "forward"))) < 1.02 * planned
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
 from trainer.stage.storage import joined, lean_parameters
 from trainer.worker.checkpoint import read_moments, write_moments
-from trainer.worker.dispute_player import Player
+from trainer.worker.dispute_player import DisputePlayer
 
 CPU = torch.device("cpu")
 WHOLE = Cut(0, 3, True, True)
@@ -332,7 +332,7 @@ def test_a_stage_that_is_away_holds_nothing_and_comes_back_as_it_was(tokens: Tok
 @pytest.mark.usefixtures("as_on_a_card")
 def test_a_dispute_leaves_no_second_stage_behind(folder: Path, tokens: TokenFile) -> None:
     done = commit_round(pipeline("llama", 2, tokens, lean(commit_every=3)), 1, 3, 12)
-    player = Player(auditor(folder, done.spec), command(done, 2), done.opening(2))
+    player = DisputePlayer(auditor(folder, done.spec), command(done, 2), done.opening(2))
     answers = [
         player.answer(BisectQuery("d" * 32, command(done, 2), ask))[0].answer for ask in (AskState(1), AskTrace(1))
     ]

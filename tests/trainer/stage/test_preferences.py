@@ -48,7 +48,7 @@ from trainer.stage.adamw import BETAS
 from trainer.stage.objective import score_of
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, accumulate, heldout_loss
-from trainer.worker.dispute_player import Player
+from trainer.worker.dispute_player import DisputePlayer
 
 SEQUENCE = 64
 LORA, BETA = LoraSpec(rank=4, alpha=8.0), 0.3
@@ -407,7 +407,7 @@ def test_each_operation_can_be_judged_by_itself(hub: Path, folder: Path, tokens:
     spec = asked(commit_every=2)
     for stage in (0, 1):
         done: Committed = commit_round(line_of(hub, 2, tokens, spec), stage, 2, TOTAL)
-        player = Player(judged(hub, folder, spec), command(done, 1), done.opening(1))
+        player = DisputePlayer(judged(hub, folder, spec), command(done, 1), done.opening(1))
         leaves = leaves_of(player)
         caught = caught_of(player, leaves)
         changeable = [leaf for leaf in leaves if is_changeable(leaf)]

@@ -1,6 +1,7 @@
 """Workers of a federated job: what leaves them, what does not, and what they refuse."""
 
 import hashlib
+import math
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import pytest
 import torch
 
 from protocol.audit import AuditReport, LeafShown, OpenStep, ReplayStep, ShowLeaf, StepOpened
-from protocol.job.federated import AdaptiveClipping, FederatedSpec, PrivacySpec
+from protocol.job.federated import AdaptiveClipping, FederatedSpec, HeldoutLoss, PrivacySpec
 from protocol.job.job import JobSpec, TokenizerSpec
+from protocol.job.privacy_sum import loss_error
 from protocol.task import BeginRound, Progress, RoundApplied, RoundCommit, TaskFailed, WorkerLog
 from tests.trainer.router import MakeRouter, Router, make_plan
-from tests.trainer.small import SEQUENCE, config_of, job
+from tests.trainer.small import SEQUENCE, VOCABULARY, config_of, job
 from trainer.codecs.envelope import unwrap
 from trainer.outer import outer_method
 from trainer.stage.model import Cut
@@ -189,3 +191,25 @@ async def test_a_clip_that_follows_the_updates_is_told_with_noise_and_held(route
         assert norms[0] < 1e-3 * norms[1]
         assert await router.apply(PLAN, 0, commits)
         assert router.of((0, 0), RoundApplied)
+
+
+async def test_the_loss_of_what_is_held_back_is_told_with_noise_and_no_other(routed: MakeRouter) -> None:
+    spec = private(noise=0.3, heldout=HeldoutLoss(share=0.9))
+    assert spec.federated is not None
+    error = loss_error(spec.federated)
+    assert error is not None
+    async with routed(spec) as router:
+        await router.start(PLAN, PLACES)
+        await router.round(PLAN, 0, 4, TOTAL)
+        commits = [router.of(place, RoundCommit)[0] for place in PLACES]
+    told = [commit.heldout for commit in commits if commit.heldout is not None]
+    assert len({*told}) == 3, "of one model and one text: it is the noise that differs"
+    assert all(abs(loss - math.log(VOCABULARY)) < 6 * error * 2**0.5 for loss in told)
+    assert {commit.loss for commit in commits} == {None}
+
+
+async def test_no_loss_is_told_where_the_document_does_not_ask_for_it(routed: MakeRouter) -> None:
+    async with routed(private()) as router:
+        await router.start(PLAN, PLACES)
+        await router.round(PLAN, 0, 4, TOTAL)
+        assert [router.of(place, RoundCommit)[0].heldout for place in PLACES] == [None] * 3

@@ -7,12 +7,14 @@ import numpy as np
 import pytest
 import torch
 
-from protocol.job.federated import FederatedSpec, PrivacySpec
+from protocol.federated.sum_values import beside_of
+from protocol.job.federated import AdaptiveClipping, FederatedSpec, HeldoutLoss, PrivacySpec
 from protocol.job.job import JobSpec, LoraSpec, TokenizerSpec
+from protocol.job.privacy_sum import loss_error
 from protocol.models.model import KEEPS_EMBEDDING, inspect_config
-from protocol.task import ApplyRound, Progress, RoundApplied, RoundCommit, RoundHolding, TaskFailed
+from protocol.task import ApplyRound, BeginRound, Progress, RoundApplied, RoundCommit, RoundHolding, TaskFailed
 from tests.trainer.router import MakeRouter, Router
-from tests.trainer.small import config_of
+from tests.trainer.small import VOCABULARY, config_of
 from tests.trainer.worker.test_federated import OWNERS, PLACES, PLAN, TOTAL, plain
 from trainer.outer import Layout, OuterState, outer_method
 from trainer.outer.summed import SummedTerms, mean_of
@@ -63,7 +65,7 @@ async def test_a_round_ends_with_the_mean_of_the_sum_and_all_owners_have_one_mod
             (PLACES, PLACES[:2])
         ):  # In the second one of three has gone after it had trained.
             total = await summed(router, number, counted)
-            mean = mean_of(total, hashlib.sha256(total).hexdigest(), layout, terms.grid, len(counted))
+            mean = mean_of(total, hashlib.sha256(total).hexdigest(), layout, terms, len(counted))
             deviation = 0.02 * terms.privacy.noise / len(counted) ** 0.5
             assert float(mean.norm()) == pytest.approx(deviation * stage.parameter_count**0.5, rel=0.06)
             after = method.step(before, mean, (), number)
@@ -90,6 +92,35 @@ async def test_what_an_update_is_committed_to_by_tells_it_to_nobody_and_no_loss_
             assert [report.loss for report in router.of(place, Progress)] == [None] * 4
         vectors = [router.vectors[place, 0] for place in PLACES]
         assert len({*vectors}) == 3
+
+
+async def test_a_sum_brings_the_loss_and_the_clip_and_owners_say_neither(routed: MakeRouter) -> None:
+    """The mean loss and how many were cut stand behind the sum of updates; the second round has another clip."""
+    told = {"heldout": HeldoutLoss(most=20.0, share=0.9), "adaptive": AdaptiveClipping(bit_noise=100.0)}
+    privacy = PrivacySpec(noise_multiplier=0.3, clip=0.02, most_rounds=2, **told)  # type: ignore[arg-type]
+    asked = FederatedSpec(OWNERS, 3, 3, privacy, "secure")
+    spec = msgspec.structs.replace(secure(), federated=asked)
+    async with routed(spec) as router:
+        await router.start(PLAN, PLACES)
+        for number, clip in enumerate((0.02, 1000.0)):
+            for place in PLACES:
+                await router.command(place, BeginRound(PLAN, number, number * 4, 4, TOTAL, clip=clip))
+            await router.until(lambda at=number: all((place, at) in router.vectors for place in PLACES))
+            vectors = [np.frombuffer(router.vectors[place, number], "<u4") for place in PLACES]
+            total = np.sum(vectors, axis=0, dtype=np.uint32).tobytes()
+            beside = beside_of(total, asked, clip, 3)
+            error = loss_error(asked)
+            assert error is not None
+            assert privacy.heldout is not None
+            assert abs(privacy.heldout.nats(beside["heldout"]) - np.log(VOCABULARY)) < 5 * error + 1.0
+            digests = {at[1]: router.of(at, RoundCommit, round=number)[0].pseudo_gradient for at in PLACES}
+            name = hashlib.sha256(total).hexdigest()
+            for place in PLACES:
+                commit = router.of(place, RoundCommit, round=number)[0]
+                assert (commit.loss, commit.heldout, commit.unclipped) == (None, None, None)
+                await router.command(place, ApplyRound(PLAN.epoch, number, digests, total=name), total)
+            await router.until(lambda at=number: all(router.of(place, RoundApplied, round=at) for place in PLACES))
+        assert not any(router.of(place, TaskFailed) for place in PLACES)
 
 
 async def test_a_sum_that_is_not_the_one_that_was_named_is_refused(routed: MakeRouter) -> None:

@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from common.encrypted_files import fresh_key, seal
+from coordinator.services.artifacts.model_archives import pack
 from protocol.models.weights import weights_name
 from protocol.plan import Plan
 from protocol.serving import (
+    DRAFT_ARCHIVE,
     MODEL_ARCHIVE,
     SMALL_ARCHIVE,
     EngineCommand,
@@ -20,7 +22,7 @@ from protocol.serving import (
     Sampling,
     SketchReport,
 )
-from protocol.task import AskModel, JoinStages, ModelSaid, StopTask, TaskFailed, TaskReady, TaskReport
+from protocol.task import AskModel, JoinStages, ModelSaid, StopTask, TaskFailed, TaskReady, TaskReport, WorkerLog
 from protocol.worker import (
     PeerDeliver,
     PeerSend,
@@ -34,6 +36,7 @@ from protocol.worker import (
 )
 from tests.trainer.router import Handle, make_plan, start_process
 from tests.trainer.serve.answering import Asking, Reports, end_of, is_over, text_of, tokens_of
+from tests.trainer.serve.stages.early_exit import early_exit
 from tests.trainer.serve.stages.stage_files import CutModel
 from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
 from tests.trainer.worker.test_answering import SPEC
@@ -76,6 +79,11 @@ class Replica:
     def has(self, kind: type) -> list[bool]:
         return [any(isinstance(one, kind) for one in bodies) for bodies in self.bodies]
 
+    def drafts(self) -> list[str]:
+        """What the first stage's log says of a draft model."""
+        told = [line.text for one in self.bodies[0] if isinstance(one, WorkerLog) for line in one.lines]
+        return [text for text in told if "draft" in text]
+
     async def join(self, plan: Plan) -> None:
         for one in self.workers:
             await write_frame(one.writer, WorkerCommand(JoinStages(plan)))
@@ -94,17 +102,24 @@ class Replica:
         return told()
 
 
-def laid_out(made: CutModel, into: Path, whole: bool) -> list[Setup]:
-    """What each stage begins with: the weights of its layers, or the whole model where a deployment has no index of them."""
+def laid_out(made: CutModel, into: Path, whole: bool, draft: bytes | None = None) -> list[Setup]:
+    """What each stage begins with: the weights of its layers, or the whole model where a deployment has no index of them.
+
+    ``draft``: the archive of a draft model, which the first one has, too.
+    """
     setups, plan = [], make_plan(CUTS, [0])
     for stage, layers in enumerate(plan.layers):
         key, weights_key, here = fresh_key(), fresh_key(), into / f"job-{stage}"
         here.mkdir()
         name, source = (MODEL_ARCHIVE, made.archive) if whole else (SMALL_ARCHIVE, made.small)
         seal(here / name, key, source.read_bytes())
+        keys = {name: key}
+        if draft is not None and stage == 0:
+            keys[DRAFT_ARCHIVE] = fresh_key()
+            seal(here / DRAFT_ARCHIVE, keys[DRAFT_ARCHIVE], draft)
         if not whole:
             seal(here / weights_name(layers), weights_key, made.weights(layers, CUTS[-1][1]))
-        setups.append(Setup(SPEC, plan, stage, 0, str(here), 1, keys={name: key}, weights_key=weights_key))
+        setups.append(Setup(SPEC, plan, stage, 0, str(here), 1, keys=keys, weights_key=weights_key))
     return setups
 
 
@@ -116,7 +131,10 @@ async def replica(
     request: pytest.FixtureRequest,
 ) -> AsyncIterator[Replica]:
     sockets = tmp_path_factory.mktemp("s")
-    setups = laid_out(CutModel.of(folder, tmp_path / "made"), tmp_path, whole=request.param == "whole model")
+    made = CutModel.of(folder, tmp_path / "made")
+    pack(early_exit(folder, 1, tmp_path / "small"), tmp_path / DRAFT_ARCHIVE)
+    draft = {"a draft model": (tmp_path / DRAFT_ARCHIVE).read_bytes(), "a broken draft model": b"PK"}.get(request.param)
+    setups = laid_out(made, tmp_path, request.param == "whole model", draft)
     here, reading = Replica(), list[asyncio.Task[None]]()
     try:
         for stage in range(2):
@@ -137,8 +155,14 @@ async def replica(
         await asyncio.gather(*reading)
 
 
-@pytest.mark.parametrize("replica", ["own weights", "whole model"], indirect=True)
-async def test_two_workers_answer_together_and_end_when_they_are_told(folder: Path, replica: Replica) -> None:  # noqa: F811
+@pytest.mark.parametrize(
+    "replica", ["own weights", "whole model", "a draft model", "a broken draft model"], indirect=True
+)
+async def test_two_workers_answer_together_and_end_when_they_are_told(
+    folder: Path,  # noqa: F811
+    replica: Replica,
+    request: pytest.FixtureRequest,
+) -> None:
     await replica.until(lambda: all(replica.has(TaskReady)))
     await replica.until(lambda: "" in replica.said[0])
     assert replica.said[0][""] == [ReadyReport(256)]
@@ -167,6 +191,11 @@ async def test_two_workers_answer_together_and_end_when_they_are_told(folder: Pa
     await write_frame(replica.workers[1].writer, PeerDeliver(0, 0, long), bytes(4 << 20))  # Longer than any pass.
     again = await replica.over(GenerateCommand("again", "Tell:", tokens=5))
     assert end_of(again).tokens == 5  # type: ignore[arg-type]
+
+    expects = {"a draft model": "drafts here", "a broken draft model": "cannot be loaded, and answers go on without it"}
+    wanted = expects.get(request.node.callspec.params["replica"])
+    await replica.until(lambda: not wanted or bool(replica.drafts()))  # A worker's words go in parcels.
+    assert [wanted in text for text in replica.drafts()] == [True] if wanted else not replica.drafts()
 
     for one in replica.workers:
         await write_frame(one.writer, WorkerCommand(StopTask("enough")))

@@ -37,6 +37,7 @@ from protocol.task import (
     Validation,
 )
 from protocol.worker import PeerDeliver, PeerSend, TensorName, write_frame
+from tests.support.wait import HANGS_S
 from tests.trainer.router import MakeRouter, Place, Router, make_plan, replace
 from tests.trainer.small import SEQUENCE, VOCABULARY, config_of, job, pipeline
 from tests.trainer.worker.drawn import AUDIT, CUTS, TOTAL, TWO_BY_TWO, audit
@@ -535,7 +536,7 @@ async def test_a_worker_whose_agent_dies_ends_by_itself(routed: MakeRouter) -> N
         await router.start(TWO_BY_TWO, [(0, 0)])
         await router.begin(TWO_BY_TWO, 0, 0, 4, TOTAL, only=[(0, 0)])  # It waits for a neighbour that never comes.
         router.workers[0, 0].writer.close()
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             assert await router.workers[0, 0].process.wait() == 0
 
 

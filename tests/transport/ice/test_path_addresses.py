@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.wait import HANGS_S
 from tests.testbed.namespaces import Namespaces, missing
 from transport.ice.addresses import (
     MAX_HOST_ADDRESSES,
@@ -113,7 +114,7 @@ async def test_an_address_that_comes_or_goes_is_noticed(how: str) -> None:
 
 
 async def until_line(stream: asyncio.StreamReader, wanted: list[bytes]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         while (await stream.readline()).split() != wanted:
             pass
 

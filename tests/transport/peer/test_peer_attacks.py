@@ -23,7 +23,7 @@ from transport.ice.stats import LinkState
 from transport.messages.framing import Begin, Cancel, Ping, encode
 from transport.messages.lanes import Lane
 from transport.messages.limits import PeerLimits
-from transport.peer.direct_upgrade import Upgrade
+from transport.peer.direct_upgrade import DirectUpgrade
 from transport.peer.signalling import CONTEXT, SignalBody, SignalEnvelope, SignalKind, seal
 
 QUICK = PeerLimits(ping_s=0.1, silent_s=1.0, answer_s=1.0, connect_s=5.0, reach_s=15.0, close_s=1.0)
@@ -188,8 +188,8 @@ async def test_a_link_moves_over_to_a_better_connection_between_any_two_frames(
     switchboard: Switchboard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every link here counts as relayed, so each is left for the next one, again and again, under load both ways."""
-    look = Upgrade.better
-    monkeypatch.setattr(Upgrade, "better", lambda self, *, relayed: look(self, relayed=True))
+    look = DirectUpgrade.better
+    monkeypatch.setattr(DirectUpgrade, "better", lambda self, *, relayed: look(self, relayed=True))
     a, b = await switchboard.pair(replace(QUICK, upgrade_s=0.05))
     heard = await asyncio.gather(
         *(

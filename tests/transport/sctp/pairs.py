@@ -10,12 +10,13 @@ from unittest.mock import patch
 import aioice.ice
 from aiortc import RTCConfiguration, RTCDataChannel, RTCPeerConnection
 
+from tests.support.wait import HANGS_S
 from transport.sctp.connection import FastPeerConnection
 
 LOW = 256 << 10
 
 
-async def until(condition: Callable[[], bool], limit_s: float = 10.0) -> None:
+async def until(condition: Callable[[], bool], limit_s: float = HANGS_S) -> None:
     """Return once ``condition`` holds; TimeoutError says that it never did."""
     async with asyncio.timeout(limit_s):
         while not condition():
@@ -72,7 +73,7 @@ async def joined(
     try:
         await shake_hands(first, second)
         prepare(second)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             two = End(second, await opened)
         for end in (one, two):
             end.channel.on("message", end.received.append)

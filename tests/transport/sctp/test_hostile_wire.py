@@ -13,6 +13,7 @@ import aioice.ice
 import pytest
 from aiortc import RTCConfiguration, RTCSessionDescription
 
+from tests.support.wait import HANGS_S
 from tests.transport.sctp.pairs import End, until
 from transport.sctp.connection import FastPeerConnection
 
@@ -97,7 +98,7 @@ async def carried() -> AsyncIterator[tuple[Carrier, End, End]]:
             await second.setRemoteDescription(carrier.readdressed(first.localDescription, first=True))
             await second.setLocalDescription(await second.createAnswer())
             await first.setRemoteDescription(carrier.readdressed(second.localDescription, first=False))
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(HANGS_S):
             two = End(second, await opened)
         for end in (one, two):
             end.channel.on("message", end.received.append)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from protocol.serving import BoundarySketches
 from trainer.serve.stages.sketches import NUMBERS, read_sketches, sketch_vectors
+from trainer.transfer import HostCopy, to_device
 
 AT_ONE = 0.002  # Of a state's length, that sketches may be off at a place.
 AT_ALL = 0.001  # Of the same, root mean square of all places.
@@ -48,7 +49,7 @@ class BoundaryWatch:
         """``request``: whose vectors are used."""
         self._layers = next(one for one in model.get_decoder().children() if isinstance(one, nn.ModuleList))
         self._request, self._boundaries = request, boundaries
-        self._seen: list[list[tuple[Numbers, Numbers]]] = [[] for _ in boundaries]
+        self._seen: list[list[HostCopy]] = [[] for _ in boundaries]
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -71,7 +72,7 @@ class BoundaryWatch:
                 return found
         return (len(self._boundaries),)
 
-    def _hook(self, boundary: BoundarySketches, seen: list[tuple[Numbers, Numbers]]) -> Any:
+    def _hook(self, boundary: BoundarySketches, seen: list[HostCopy]) -> Any:
         made: list[Tensor] = []
 
         def note(_layer: nn.Module, args: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -79,20 +80,21 @@ class BoundaryWatch:
             if not made:
                 sides = (boundary.sent_key, boundary.got_key)
                 both = torch.cat([sketch_vectors(self._request, states.shape[-1], key) for key in sides], 1)
-                made.append(both.to(states.device))
+                made.append(to_device(both, states.device))
             sizes = torch.linalg.vector_norm(states, dim=1) / states.shape[-1] ** 0.5
-            seen.append(((states @ made[0]).cpu().numpy(), sizes.cpu().numpy()))
+            seen.append(HostCopy(torch.cat((states @ made[0], sizes[:, None]), 1)))
 
         return note
 
 
-def _at(boundary: BoundarySketches, seen: list[tuple[Numbers, Numbers]], before: int) -> tuple[int, ...]:
+def _at(boundary: BoundarySketches, seen: list[HostCopy], before: int) -> tuple[int, ...]:
     """Who made what is wrong at a boundary behind stage ``before``; nobody, where nothing is.
 
     What was sent is right and what was got is not: one of the two lies, or the sender sent what its own sketches do not see.
     """
-    values = np.concatenate([np.zeros((0, 2 * NUMBERS), np.float32), *(one[0] for one in seen)])[boundary.first :]
-    sizes = np.concatenate([np.zeros(0, np.float32), *(one[1] for one in seen)])[boundary.first :]
+    nothing = np.zeros((0, 2 * NUMBERS + 1), np.float32)
+    both = np.concatenate([nothing, *(one.arrived().numpy() for one in seen)])[boundary.first :]
+    values, sizes = both[:, :-1], both[:, -1]
     own = OwnSketches(values[:, :NUMBERS], sizes), OwnSketches(values[:, NUMBERS:], sizes)
     sent, got = (read_sketches(one)[: len(sizes)] for one in (boundary.sent, boundary.got))
     if len(sent) < len(sizes) or own[0].off(sent):

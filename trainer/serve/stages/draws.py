@@ -13,6 +13,7 @@ from trainer.serve.likelihoods import LEAST, noted_of
 from trainer.serve.sampling import drawn
 from trainer.serve.stages.passes import DrawnRow, NotedToken, OpenedRequest, PassHeader, PassRow
 from trainer.serve.stages.share import ModelShare
+from trainer.transfer import HostCopy, whole_numbers
 
 
 @dataclass
@@ -77,7 +78,7 @@ class TokenDraws:
                 kept += range(begin - 1 - len(row.drafts), begin)
             if row.draws:
                 drawing.append(row)
-        logits = self._share.logits(hidden[torch.tensor(kept, device=hidden.device)]).cpu() if kept else hidden[:0]
+        logits = HostCopy(self._logits(hidden, kept)).arrived() if kept else hidden[:0]
         rows, begin = [], 0
         for row in drawing:
             if self._requests[row.number].opened.embeds:
@@ -87,6 +88,9 @@ class TokenDraws:
             rows.append(self._draw(row, logits[begin:end]))
             begin = end
         return tuple(rows), torch.stack(vectors) if vectors else None
+
+    def _logits(self, hidden: Tensor, kept: list[int]) -> Tensor:
+        return self._share.logits(hidden[whole_numbers(kept, hidden.device)])
 
     def _embedded(self, row: PassRow, states: Tensor) -> list[Tensor]:
         """The vector of a text that ends with these hidden states ``[t, d]``; nothing while it goes on."""

@@ -34,6 +34,8 @@ from trainer.audit.environment import configure
 from trainer.errors import DataError, WeightsError
 from trainer.serve.adapters import AdapterFiles
 from trainer.serve.requests import Requests
+from trainer.serve.stages.draft_model import DraftModel, fitting
+from trainer.serve.stages.drafting import Drafting
 from trainer.serve.stages.draws import TokenDraws
 from trainer.serve.stages.layers import StageLayers
 from trainer.serve.stages.lead import MAX_DETAIL, PassLead
@@ -49,6 +51,7 @@ from trainer.serve.stages.passes import (
 )
 from trainer.serve.stages.share import ModelShare, cache_size
 from trainer.stage.model import Cut
+from trainer.transfer import HostCopy
 
 LOG = logging.getLogger("cottage.worker")
 
@@ -73,6 +76,7 @@ class StageEngine:
         send: Send,
         weights: Mapping[str, Any],
         adapters: Sequence[AdapterFiles] = (),
+        draft: DraftModel | None = None,
     ) -> None:
         """Load a stage.
 
@@ -82,6 +86,7 @@ class StageEngine:
             say: takes what comes of requests, on the loop's thread.
             send: takes what goes to a neighbour, on the thread that computes.
             weights: of this stage at least, see ``ModelShare``. ``adapters``: as there.
+            draft: what the first stage drafts with; one that knows other tokens than the model is left out.
         Raises:
             WeightsError: the model cannot be cut so, or is not whole.
         """
@@ -106,7 +111,8 @@ class StageEngine:
         self.layers = StageLayers(share, size, self._tell)
         templates = [one.template for one in adapters]
         requests = Requests(share.tokens, size.longest, templates) if self.leads else None
-        self._lead = None if requests is None else PassLead(requests, share.tokens.ends, size, self._tell)
+        drafting = Drafting(fitting(draft, share.tokens.vocabulary))
+        self._lead = None if requests is None else PassLead(requests, share.tokens.ends, size, self._tell, drafting)
         self._draws = TokenDraws(share) if cut.is_last else None
         self._room = PayloadRoom((count + 2) * longest_payload(self._hidden))
         self._order = PayloadOrder(self._room)
@@ -195,7 +201,7 @@ class StageEngine:
                         waits = False
                 except Empty:
                     self._computing_since = time.monotonic()
-                    waits = not self._lead_on()
+                    waits = not (self._lead_on() or self._read_on())
         except BaseException as error:  # noqa: BLE001 - whoever waits beside raises it
             self._ended.set_exception(error)
         finally:
@@ -259,6 +265,10 @@ class StageEngine:
         self._to(self._stage + 1, "pass", number, pack_pass(header, hidden))
         return True
 
+    def _read_on(self) -> bool:
+        """On the first stage, while lines carry: have the draft model read what it has not."""
+        return self._lead is not None and self._lead.read_on()
+
     def _pass_on(self, number: int, payload: bytes) -> None:
         """On the other stages: do what a pass says, and hand on what comes of it."""
         try:
@@ -272,6 +282,8 @@ class StageEngine:
             if self._draws is not None:
                 self._draws.follow(header)
             hidden = self.layers.run(header, states)
+            if hidden is not None and self._draws is None:
+                hidden = HostCopy(hidden, torch.float32).arrived()  # It leaves anyway.
             if hidden is not None and not bool(torch.isfinite(hidden).all()):
                 raise MessageError(f"what stage {self._stage} computed is not finite")
             self._hand_on(number, header, hidden)

@@ -1,7 +1,7 @@
 """What every stage does with a pass: opens and closes requests, runs its layers, and notes what crossed its boundaries."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
@@ -11,9 +11,10 @@ from protocol.codec import MessageError
 from protocol.serving import SketchReport
 from trainer.serve.adapters import adapted, rows_of
 from trainer.serve.stages.pages import PAGE, CrossedStates, LayerCache, NoPagesError
-from trainer.serve.stages.passes import MAX_CHANGED, OpenedRequest, PassHeader
+from trainer.serve.stages.passes import MAX_CHANGED, OpenedRequest, PassHeader, PassRow
 from trainer.serve.stages.share import CacheSize, ModelShare
 from trainer.serve.stages.sketches import SketchBook, sketch_vectors
+from trainer.transfer import HostCopy, to_device
 
 Side = Literal["got", "sent"]
 
@@ -32,6 +33,23 @@ class StageRequest:
     vectors: Tensor
     books: dict[Side, SketchBook]
     computed: int = 0
+
+
+@dataclass
+class _Noted:
+    """Sketches of the rows of a pass on their way into their books."""
+
+    rows: list[tuple[SketchBook, PassRow]] = field(default_factory=list)
+    sketches: HostCopy | None = None
+
+    def keep(self) -> None:
+        """Write them down, once they are there."""
+        if self.sketches is None:
+            return
+        sketches, begin = self.sketches.arrived(), 0
+        for book, row in self.rows:
+            book.note(row.first, sketches[begin : begin + row.count])
+            begin += row.count
 
 
 class StageLayers:
@@ -83,12 +101,14 @@ class StageLayers:
             places = self.cache.places([(row.number, row.first, row.count) for row in header.rows])
         except NoPagesError as error:
             raise MessageError(str(error)) from error
-        inputs = inputs.to(self._share.device)
-        self._note("got", header, inputs, places.written)
+        inputs = to_device(inputs, self._share.device)
+        got = self._note("got", header, inputs, places.written)
         parts = [(self.requests[row.number].opened.adapter, row.count) for row in header.rows]
         with adapted(rows_of(parts, self._share.device)):
             out = self._share.run(inputs, places)
-        self._note("sent", header, out, places.written)
+        sent = self._note("sent", header, out, places.written)
+        got.keep()  # A card has computed the pass meanwhile.
+        sent.keep()
         self.passes += 1
         return out
 
@@ -116,7 +136,7 @@ class StageLayers:
             raise MessageError(f"request {opened.number} is open already, or one too many")
         if opened.adapter > self._share.adapters:
             raise MessageError(f"request {opened.number} is of adapter {opened.adapter}, of {self._share.adapters}")
-        vectors = sketch_vectors(opened.id, self._share.shape.hidden, self.key).to(self._share.device)
+        vectors = to_device(sketch_vectors(opened.id, self._share.shape.hidden, self.key), self._share.device)
         self.opened += 1
         sides = () if opened.embeds else self._sides  # Of embeddings nothing is blamed on anybody.
         one = StageRequest(opened, vectors, {side: SketchBook() for side in sides})
@@ -148,17 +168,23 @@ class StageLayers:
             one.computed = row.first + row.count
             seen.add(row.number)
 
-    def _note(self, side: Side, header: PassHeader, states: Tensor, lie: Tensor) -> None:
+    def _note(self, side: Side, header: PassHeader, states: Tensor, lie: Tensor) -> "_Noted":
         """Sketch what crosses a boundary, where there is one at this side. ``lie``: where the states' places lie, ``[t]``."""
+        noted = _Noted()
         if side not in self._crossed:
-            return
+            return noted
         self._crossed[side].write(lie, states)
         begin = 0
+        sketched: list[Tensor] = []
         for row in header.rows:
             one = self.requests[row.number]
             if side in one.books:
-                one.books[side].note(row.first, (states[begin : begin + row.count] @ one.vectors).cpu())
+                noted.rows.append((one.books[side], row))
+                sketched.append(states[begin : begin + row.count] @ one.vectors)
             begin += row.count
+        if sketched:
+            noted.sketches = HostCopy(torch.cat(sketched))
+        return noted
 
     def _tell(self, one: StageRequest, length: int | None) -> None:
         for side, book in one.books.items():

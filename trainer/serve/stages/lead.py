@@ -8,7 +8,7 @@ are none, requests that have ended give theirs, then the youngest gives way: it 
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import msgspec
 from torch import Tensor
@@ -27,7 +27,7 @@ from trainer.errors import DataError
 from trainer.serve.answer_text import AnswerText
 from trainer.serve.grammar import grammar_of
 from trainer.serve.requests import AskedAnswer, Requests
-from trainer.serve.stages.drafts import DraftedAnswer
+from trainer.serve.stages.drafting import AnswerDrafts, Drafting
 from trainer.serve.stages.pages import PAGE, PageTables, pages_of
 from trainer.serve.stages.passes import (
     BATCH,
@@ -55,7 +55,7 @@ class LedAnswer:
     """One answer on its way.
 
     Attributes:
-        so_far: tokens of its prompt and of what was drawn.
+        drafts: its tokens so far, of its prompt and of what was drawn; and what may follow.
         begun: tokens of the answer that were there when it was asked for.
         number: under which the stages know it; None: they do not.
         fed: places that went out in rows, drafts not counted, or were another one's.
@@ -66,7 +66,7 @@ class LedAnswer:
 
     command: GenerateCommand
     asked: AskedAnswer
-    so_far: DraftedAnswer
+    drafts: AnswerDrafts
     begun: int
     number: int | None = None
     fed: int = 0
@@ -77,9 +77,14 @@ class LedAnswer:
     place: int = 0
 
     @property
+    def tokens(self) -> list[int]:
+        """Of its prompt, and what was drawn."""
+        return self.drafts.so_far.tokens
+
+    @property
     def left(self) -> int:
         """Known tokens that did not go out."""
-        return len(self.so_far.tokens) - self.fed
+        return len(self.tokens) - self.fed
 
     @property
     def goes_on(self) -> bool:
@@ -89,16 +94,17 @@ class LedAnswer:
     @property
     def wanted(self) -> int:
         """Pages of what is known of it, and the next token."""
-        return pages_of(len(self.so_far.tokens) + 1)
+        return pages_of(len(self.tokens) + 1)
 
 
 @dataclass(frozen=True)
 class DrawingRow:
-    """A row of a pass under way that draws."""
+    """A row of a pass under way that draws. ``began``: when a row of one token and its drafts went out."""
 
     answer: LedAnswer
     number: int
     drafts: tuple[int, ...]
+    began: float | None = None
 
 
 @dataclass
@@ -119,10 +125,16 @@ class PassLead:
     """
 
     def __init__(
-        self, requests: Requests, ends: Sequence[int], size: CacheSize, say: Callable[[EngineReport], None]
+        self,
+        requests: Requests,
+        ends: Sequence[int],
+        size: CacheSize,
+        say: Callable[[EngineReport], None],
+        drafting: Drafting | None = None,
     ) -> None:
-        """``say``: takes what comes of requests."""
+        """``say``: takes what comes of requests. ``drafting``: makes drafts; None: of what was seen before alone."""
         self._requests, self._ends, self._size, self._say = requests, ends, size, say
+        self.drafting = drafting or Drafting()
         self._waiting: deque[LedAnswer] = deque()
         self._running: dict[int, LedAnswer] = {}
         self._answers: dict[str, LedAnswer] = {}
@@ -171,8 +183,8 @@ class PassLead:
             self._say(RefusedReport(command.id, error.code, error.detail))
             return
         asked.form = None  # The last stage keeps it.
-        so_far = DraftedAnswer([*asked.prompt, *command.begun])
-        answer = LedAnswer(command, asked, so_far, len(command.begun))
+        drafts = self.drafting.begin([*asked.prompt, *command.begun], command.sampling)
+        answer = LedAnswer(command, asked, drafts, len(command.begun))
         if asked.text.reason is not None:
             self._end(answer)
             return
@@ -193,7 +205,8 @@ class PassLead:
         for place, row in enumerate(rows):
             asked = GenerateCommand(_name_of(command.id, place), adapter=command.adapter)
             text = AnswerText(self._requests.tokenizer, asked, list(self._ends), 0)
-            answer = LedAnswer(asked, AskedAnswer(row, 0, text, None), DraftedAnswer(row), 0, texts=texts, place=place)
+            drafts = self.drafting.begin(row, asked.sampling)
+            answer = LedAnswer(asked, AskedAnswer(row, 0, text, None), drafts, 0, texts=texts, place=place)
             self._answers[asked.id] = answer
             self._waiting.append(answer)
 
@@ -204,7 +217,7 @@ class PassLead:
             for text in [one for one in self._answers.values() if one.texts is texts]:
                 self._over(text, 0)
         if (answer := self._answers.get(request)) is not None:
-            self._over(answer, min(answer.fed, len(answer.so_far.tokens)))
+            self._over(answer, min(answer.fed, len(answer.tokens)))
 
     def next_pass(self) -> tuple[int, PassHeader, list[int]] | None:
         """The next pass, with its number and its rows' tokens; None: nothing can go out now."""
@@ -244,13 +257,18 @@ class PassLead:
             else:
                 self._take(row, told)
 
+    def read_on(self) -> bool:
+        """While nothing can go out: have a draft model read a piece of what it has not read yet; False: there is nothing."""
+        answers = [one.drafts for one in self._running.values() if one.texts is None]
+        return len(answers) <= self._groups and self.drafting.read_on(answers)
+
     def _admit(self) -> None:
         """Open requests that wait while there are pages for what they begin with."""
         said = 0
         while self._waiting and len(self._running) < SEATS and said < MAX_OPENED:
             answer = self._waiting[0]
             # A text needs the states behind all of its tokens, which nobody keeps.
-            like = None if answer.texts else self._prefixes.find(answer.so_far.tokens, answer.command.adapter)
+            like = None if answer.texts else self._prefixes.find(answer.tokens, answer.command.adapter)
             if answer.drawing or not self._has_room(answer.wanted, like):
                 return
             self._waiting.popleft()
@@ -306,14 +324,19 @@ class PassLead:
             if not self._reach(answer, count + len(drafts), rows):
                 continue  # Others go on meanwhile, and leave pages.
             rows.append(PassRow(answer.number, answer.fed, count + len(drafts), draws, drafts))
-            tokens += [*answer.so_far.tokens[answer.fed : answer.fed + count], *drafts]
+            tokens += [*answer.tokens[answer.fed : answer.fed + count], *drafts]
             piece -= 0 if answer.goes_on else count
             answer.fed += count
             if answer.texts is None:
-                self._prefixes.note(answer.number, answer.so_far.tokens, answer.command.adapter, answer.fed)
+                self._prefixes.note(answer.number, answer.tokens, answer.command.adapter, answer.fed)
             if draws:
                 answer.drawing = True
                 drawing.append(DrawingRow(answer, answer.number, drafts))
+        if share == 1 and len(tokens) == sum(
+            1 + len(one.drafts) for one in drawing
+        ):  # No part of a prompt is with them.
+            began = self.drafting.clock()
+            drawing = [replace(one, began=began) for one in drawing]
         return rows, tokens, drawing
 
     def _piece(self, waiting: int) -> int:
@@ -324,7 +347,9 @@ class PassLead:
 
     def _drafts(self, answer: LedAnswer, most: int) -> tuple[int, ...]:
         room = answer.asked.most - answer.asked.text.count - 1
-        return answer.so_far.drafts(min(most, room, DRAFTS)) if answer.goes_on and answer.texts is None else ()
+        if not answer.goes_on or answer.texts is not None:
+            return ()
+        return self.drafting.drafts(answer.drafts, min(most, room, DRAFTS))
 
     def _reach(self, answer: LedAnswer, count: int, rows: Sequence[PassRow]) -> bool:
         """Whether there are pages for the next places of an answer; younger ones give theirs, but not those with a row."""
@@ -365,13 +390,14 @@ class PassLead:
         if answer.over:
             return
         answer.drawing, answer.since = False, self._passes
-        answer.so_far.learn(len(row.drafts), count - 1)
+        if row.began is not None:
+            self.drafting.turned(self.drafting.clock() - row.began)
         before = answer.asked.text.count
         text = answer.asked.text.add(tokens)
         new = tokens[: answer.asked.text.count - before]
-        answer.so_far.extend(new)
+        self.drafting.learn(answer.drafts, row.drafts, new)
         if answer.number == row.number:
-            answer.fed = len(answer.so_far.tokens) - 1
+            answer.fed = len(answer.tokens) - 1
         said = len(new) - (new[-1] in self._ends)
         likely: tuple[TokenLogprob, ...] = ()
         if (noting := answer.asked.likelihoods) is not None:
@@ -380,12 +406,13 @@ class PassLead:
             likely = noting.take(said, self._requests.tokenizer)
         self._say(TextReport(answer.command.id, text, new, likely))
         if answer.asked.text.reason is not None:
-            self._over(answer, len(answer.so_far.tokens) - 1)
+            self._over(answer, len(answer.tokens) - 1)
             self._end(answer)
 
     def _over(self, answer: LedAnswer, length: int) -> None:
         """An answer ends, of whose sequence so many places count."""
         answer.over = True
+        self.drafting.end(answer.drafts)
         del self._answers[answer.command.id]
         if answer.number is None:
             self._waiting.remove(answer)
@@ -405,7 +432,7 @@ class PassLead:
             self._changes.closed.append(ClosedRequest(number, length, kept))
         self._pages.release(number, kept)
         if kept:
-            self._prefixes.note(number, answer.so_far.tokens, answer.command.adapter, length)
+            self._prefixes.note(number, answer.tokens, answer.command.adapter, length)
             self._prefixes.keep(number)
             if self._prefixes.full:
                 self._drop_one()
@@ -434,5 +461,5 @@ def _opened(answer: LedAnswer, number: int) -> OpenedRequest:
     grammar = grammar_of(asked)
     if grammar is None:
         return OpenedRequest(*said, likeliest=asked.likeliest, adapter=asked.adapter)
-    begun = tuple(answer.so_far.tokens[prompt:])
+    begun = tuple(answer.tokens[prompt:])
     return OpenedRequest(*said, begun, grammar, asked.likeliest, asked.adapter)

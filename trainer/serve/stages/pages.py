@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from trainer.transfer import whole_numbers
+
 PAGE = 32  # Tokens.
 
 
@@ -149,7 +151,7 @@ class LayerCache:
 
     def places_of(self, owner: int, count: int) -> Tensor:
         """Where an owner's first places lie, ``[count]``."""
-        held = torch.tensor(self.tables.held(owner)[: pages_of(count)], device=self.keys[0].device)
+        held = whole_numbers(self.tables.held(owner)[: pages_of(count)], self.keys[0].device)
         return (held[:, None] * PAGE + torch.arange(PAGE, device=held.device)).flatten()[:count]
 
     def places(self, rows: Sequence[tuple[int, int, int]]) -> PassPlaces:
@@ -173,12 +175,10 @@ class LayerCache:
         groups = []
         for (count, _), found in alike.items():
             steps = torch.arange(count, device=device)
-            begins, firsts = (torch.tensor([one[i] for one in found], device=device)[:, None] for i in (0, 1))
-            pages = torch.tensor([one[2] for one in found], device=device)
+            begins, firsts = (whole_numbers([one[i] for one in found], device)[:, None] for i in (0, 1))
+            pages = whole_numbers([one[2] for one in found], device)
             groups.append(RowGroup(begins + steps, firsts + steps, pages))
-        return PassPlaces(
-            self, torch.tensor(positions, device=device), torch.tensor(written, device=device), tuple(groups)
-        )
+        return PassPlaces(self, whole_numbers(positions, device), whole_numbers(written, device), tuple(groups))
 
 
 class CrossedStates:

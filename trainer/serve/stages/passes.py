@@ -15,6 +15,7 @@ from torch import Tensor
 from protocol.codec import MAX_MESSAGE, MessageError, decode, encode
 from protocol.serving import MAX_LIKELIEST, AdapterNumber, RequestId, Sampling, Token, Tokens
 from trainer.files.tensors import bytes_of
+from trainer.transfer import HostCopy
 
 BATCH = 512  # Tokens of a pass: a long prompt comes in parts, so that answers under way go on.
 DRAFTS = 8  # Tokens behind a row's own that its answer may go on with.
@@ -124,7 +125,11 @@ def longest_payload(hidden: int) -> int:
 
 def pack_pass(header: PassHeader, hidden: Tensor | None) -> tuple[bytes | memoryview, ...]:
     """Pieces of a payload. ``hidden``: ``[t, d]`` of the rows, one after the other; None: there are none."""
-    return _packed(header) if hidden is None else (*_packed(header), bytes_of(hidden.float().cpu().contiguous()))
+    return (
+        _packed(header)
+        if hidden is None
+        else (*_packed(header), bytes_of(HostCopy(hidden, torch.float32).arrived().contiguous()))
+    )
 
 
 def unpack_pass(payload: bytes, hidden: int) -> tuple[PassHeader, Tensor]:
@@ -148,7 +153,11 @@ def unpack_pass(payload: bytes, hidden: int) -> tuple[PassHeader, Tensor]:
 
 def pack_drawn(header: DrawnHeader, vectors: Tensor | None = None) -> tuple[bytes | memoryview, ...]:
     """Pieces of a payload. ``vectors``: ``[n, d]``, of the rows without tokens; None: there are none."""
-    return _packed(header) if vectors is None else (*_packed(header), bytes_of(vectors.float().cpu().contiguous()))
+    return (
+        _packed(header)
+        if vectors is None
+        else (*_packed(header), bytes_of(HostCopy(vectors, torch.float32).arrived().contiguous()))
+    )
 
 
 def unpack_drawn(payload: bytes, hidden: int) -> tuple[DrawnHeader, Tensor]:

@@ -24,6 +24,7 @@ from trainer.serve.stages.attention import paged_attention
 from trainer.serve.stages.pages import PAGE, PassPlaces
 from trainer.stage.model import Cut, build_module, check_finite, full_name, head
 from trainer.stage.quantized import hold, takes
+from trainer.transfer import to_device
 
 ATTENTION = "cottage_pages"
 SEATS = 64  # Answers under way.
@@ -83,7 +84,7 @@ class ModelShare:
         Raises:
             WeightsError: the model cannot be cut, or is not whole, or an adapter is of another one.
         """
-        config = _config(folder)
+        config = finished_config(folder)
         try:
             module, self.shape = build_module(config, cut)
         except (ModelConfigError, ValueError, KeyError) as error:
@@ -91,7 +92,7 @@ class ModelShare:
         self.cut, self.tokens = cut, load_tokens(folder)
         for local, value in _values(module, cut, config, weights):
             _put(module, local, full_name(local, cut), value, device, held)
-        module.to(device)
+        module.to(device, non_blocking=True)
         if held != "float32":
             trim()
         self.parameters = parameters_of(module)
@@ -122,8 +123,8 @@ class ModelShare:
         return head(self._module, hidden[None])[0].float()
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    """The model's config as training has it, of the part that writes."""
+def finished_config(folder: Path) -> dict[str, Any]:
+    """A model's config as training has it, of the part that writes; WeightsError: it has none that is known."""
     try:
         given = json.loads((folder / "config.json").read_text())
         return resolve_finished(given)
@@ -158,4 +159,4 @@ def _put(module: nn.Module, local: str, name: str, value: Tensor, device: str, h
     if (bits := takes(owner, name, held)) is not None:
         hold(owner, codes_of(value, bits, device))
         return
-    setattr(owner, last, nn.Parameter(value.to(device), requires_grad=False))
+    setattr(owner, last, nn.Parameter(to_device(value, torch.device(device)), requires_grad=False))

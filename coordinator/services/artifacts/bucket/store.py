@@ -176,7 +176,7 @@ class BucketArtifacts:
         async for entry in self._bucket.entries():
             if is_digest(entry.key):
                 kept = bytes.fromhex(entry.key) in referred
-                stock = stock.with_one(entry.size, not kept and entry.modified < before)
+                stock = stock.with_one(entry.key, entry.size, not kept and entry.modified < before)
         return stock
 
     def total(self) -> int:

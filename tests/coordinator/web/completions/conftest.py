@@ -12,7 +12,7 @@ from protocol.ids import Digest
 from protocol.serving import AnswerReport, AskCommand
 from tests.coordinator.serving.small_model import pack_into, small_model
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.fake_services import Leavings
+from tests.coordinator.web.fake_services import Outputs
 from tests.coordinator.web.test_life import started
 
 
@@ -23,11 +23,11 @@ async def answering(house: House, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     engines = Engines(TrainerTools(house.artifacts, tmp_path / "scratch", 120.0, 8_192).served)
 
     async def complete(
-        _self: Leavings, _job: str, _point: int | Literal["start"] | None, command: AskCommand
+        _self: Outputs, _job: str, _point: int | Literal["start"] | None, command: AskCommand
     ) -> AsyncIterator[AnswerReport]:
         async for report in engines.generate(Digest(archive), command, 120.0):
             yield report
 
-    monkeypatch.setattr(Leavings, "complete", complete)
+    monkeypatch.setattr(Outputs, "complete", complete)
     yield await started(house)
     await engines.close()

@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 from typing import Any, Literal
 
 import aiohttp
+import httpx
 import openai
 import pytest
 from openai import AsyncOpenAI
@@ -15,9 +16,10 @@ from protocol.codec import decode_json
 from protocol.rest.completions import ChatCompletionRequest, CompletionRequest
 from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport, ToolChoice
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.fake_services import Leavings
+from tests.coordinator.web.fake_services import Outputs
 from tests.coordinator.web.test_life import started
 from tests.coordinator.web.test_tenants import job_of, member
+from tests.support.wait import HANGS_S
 
 HI: Any = [{"role": "user", "content": "to be or not"}]
 
@@ -52,7 +54,7 @@ async def test_models_are_those_that_jobs_have_made(house: House, client: AsyncO
         "message": "there is no model 'gpt-4o': GET /v1/models lists yours",
         "type": "invalid_request_error",
         "param": "model",
-        "code": "not_found",
+        "code": "model_not_found",
     }
 
 
@@ -149,6 +151,11 @@ async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: 
             "response_format.type",
             "is 'xml': it is one of json_object, json_schema, text",
         ),
+        (
+            {"response_format": {"type": "json_schema"}},
+            "response_format",
+            "the type is json_schema and there is none: write the schema into json_schema",
+        ),
         ({"tool_choice": "required"}, "tool_choice", "tool_choice forces a call, and there are no tools: name them"),
         ({"tools": [SUM], "tool_choice": named("now")}, "tool_choice", "the function 'now', which is not among tools"),
         ({"tools": [SUM, SUM]}, "tools", "a call would not tell which"),
@@ -158,6 +165,24 @@ async def test_a_text_is_gone_on_with_whole_and_in_pieces(house: House, client: 
         ({"messages": []}, "messages", "must not be empty"),
         ({"max_tokens": 0}, "max_tokens", "is 0, and must be at least 1"),
         ({"stop": ["a", "b", "c", "d", "e"]}, "stop", "must have at most 4 entries"),
+        ({"n": 0}, "n", "n is not supported here: leave it out"),
+        ({"top_p": 1.5}, "top_p", "is 1.5, and must be at most 1"),
+        ({"top_p": -0.5}, "top_p", "is -0.5, and must be more than 0"),
+        ({"temperature": -1}, "temperature", "is -1, and must be at least 0"),
+        ({"logit_bias": {"7": 100}}, "logit_bias", "logit_bias is not supported here"),
+        ({"seed": 2**63}, "seed", "must be at most"),
+        ({"stop": ["x" * 201]}, "stop[0]", "at most 200"),
+        ({"functions": [SUM["function"]]}, "functions", "functions is not supported here: leave it out"),
+        ({"function_call": {"name": "sum"}}, "function_call", "function_call is not supported here"),
+        ({"modalities": ["text", "audio"]}, "modalities", "modalities is not supported here"),
+        ({"audio": {"voice": "alloy", "format": "mp3"}}, "audio", "audio is not supported here"),
+        ({"web_search_options": {}}, "web_search_options", "web_search_options is not supported here"),
+        ({"extra_body": {"min_p": 0.1}}, "min_p", "min_p is not supported here"),
+        ({"extra_body": {"repetition_penalty": 1.1}}, "repetition_penalty", "is not supported here"),
+        ({"top_logprobs": 2}, "top_logprobs", "top_logprobs go with logprobs: set that to true"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "stream_options go with a stream"),
+        ({"tools": [{"type": "custom", "custom": {"name": "x"}}]}, "tools", "tool 1 is no function with a name"),
+        ({"tools": [SUM, {"type": "function", "function": {}}]}, "tools", "tool 2 is no function with a name"),
     ],
 )
 async def test_what_cannot_be_answered_as_it_was_asked_is_refused(
@@ -182,6 +207,8 @@ async def test_fields_that_change_nothing_are_passed_over(house: House, client: 
         "frequency_penalty": 0.0,
         "logit_bias": {},
         "response_format": {"type": "text"},
+        "modalities": ["text"],
+        "extra_body": {"min_p": 0, "repetition_penalty": 1.0},
         "parallel_tool_calls": True,
         "service_tier": "auto",
         "store": False,
@@ -247,7 +274,7 @@ async def test_whoever_leaves_ends_the_answer(
     begun, ended = asyncio.Event(), asyncio.Event()
 
     async def endless(
-        _self: Leavings, _job: str, _point: int | Literal["start"] | None, _command: GenerateCommand
+        _self: Outputs, _job: str, _point: int | Literal["start"] | None, _command: GenerateCommand
     ) -> AsyncIterator[TextReport | AnsweredReport]:
         begun.set()
         try:
@@ -257,7 +284,7 @@ async def test_whoever_leaves_ends_the_answer(
         finally:
             ended.set()
 
-    monkeypatch.setattr(Leavings, "complete", endless)
+    monkeypatch.setattr(Outputs, "complete", endless)
     for stream in (True, False):
         begun.clear()
         ended.clear()
@@ -272,7 +299,7 @@ async def test_whoever_leaves_ends_the_answer(
             answer.close()
         else:
             asking.cancel()
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             await ended.wait()
 
 
@@ -283,7 +310,7 @@ async def test_a_stream_is_kept_alive_while_a_model_is_loaded(
     ready, ended = asyncio.Event(), asyncio.Event()
 
     async def slow(
-        _self: Leavings, _job: str, _point: int | Literal["start"] | None, command: GenerateCommand
+        _self: Outputs, _job: str, _point: int | Literal["start"] | None, command: GenerateCommand
     ) -> AsyncIterator[TextReport | AnsweredReport]:
         try:
             await ready.wait()
@@ -294,13 +321,13 @@ async def test_a_stream_is_kept_alive_while_a_model_is_loaded(
         finally:
             ended.set()
 
-    monkeypatch.setattr(Leavings, "complete", slow)
-    monkeypatch.setattr("coordinator.web.completions.routes.FIRST_S", 0.05)
+    monkeypatch.setattr(Outputs, "complete", slow)
+    monkeypatch.setattr("coordinator.web.stream.PACE_S", 0.05)
     body = {"model": job, "messages": HI, "stream": True}
     async with http.post(f"{house.url}/v1/chat/completions", json=body) as answer:
-        assert await answer.content.readline() == b": alive\n"
+        assert await answer.content.readline() == b": waiting\n"
         assert not ended.is_set()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         await ended.wait()  # Who left is waited for no more.
     # Each comes back with its first sign of life, while the model is not there yet.
     late = await client.chat.completions.create(model=job, messages=HI, stream=True, max_tokens=1)
@@ -309,6 +336,43 @@ async def test_a_stream_is_kept_alive_while_a_model_is_loaded(
     assert "".join([chunk.choices[0].delta.content or "" async for chunk in stream]) == "Hi"
     with pytest.raises(openai.APIError, match="too large"):
         [chunk async for chunk in late]
+
+
+async def test_a_stream_says_that_it_waits_while_nothing_comes_in_mid_answer(
+    house: House, http: aiohttp.ClientSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, silent = await started(house), 1.5
+
+    async def halting(
+        _self: Outputs, _job: str, _point: int | Literal["start"] | None, _command: GenerateCommand
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        yield TextReport("1", "To be")
+        await asyncio.sleep(silent)  # Its only home has left.
+        yield TextReport("1", " or not")
+        yield AnsweredReport("1", "stop", 3, 4)
+
+    monkeypatch.setattr(Outputs, "complete", halting)
+    # So impatient a client gives up unless something comes: a comment is enough for it, and is no part of the answer.
+    async with AsyncOpenAI(
+        base_url=f"{house.url}/v1", api_key="none", max_retries=0, timeout=httpx.Timeout(5.0, read=silent / 2)
+    ) as impatient:
+
+        async def said() -> str:
+            stream = await impatient.chat.completions.create(model=job, messages=HI, stream=True)
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        with pytest.raises((openai.APITimeoutError, httpx.ReadTimeout)):
+            await said()
+        monkeypatch.setattr("coordinator.web.stream.PACE_S", 0.2)
+        assert await said() == "To be or not"
+    body = {"model": job, "messages": HI, "stream": True}
+    async with http.post(f"{house.url}/v1/chat/completions", json=body) as answer:
+        events = (await answer.text()).split("\n\n")
+    waits = [place for place, event in enumerate(events) if event == ": waiting"]
+    assert 4 <= len(waits) <= 8, "at a steady pace, and while nothing comes alone"
+    assert waits == list(range(waits[0], waits[0] + len(waits)))
+    assert "To be" in events[waits[0] - 1]
+    assert "or not" in events[waits[-1] + 1]
 
 
 def test_a_request_becomes_what_a_model_is_asked() -> None:
@@ -338,6 +402,22 @@ def test_a_request_becomes_what_a_model_is_asked() -> None:
         assert (command.schema is None) is wanted_choice.forced, "a call has the form of its function alone"
     text = CompletionRequest(model="m", prompt="a", temperature=0)
     assert text.command(5) == GenerateCommand("1", "a", tokens=16, sampling=Sampling(0, seed=5))
+
+
+async def test_what_a_real_model_cannot_answer_has_openais_shape(answering: str, client: AsyncOpenAI) -> None:
+    cases: list[tuple[dict[str, Any], str, str]] = [
+        ({"messages": [{"role": "wizard", "content": "Hi"}]}, "messages", "is of 'wizard', who is nobody known here"),
+        ({"messages": [{"role": "user"}]}, "messages", "message 1, has no content: write a text"),
+        ({"max_tokens": 100_000}, "max_tokens", "an answer of 100,000 tokens is asked for, and this model reads 64"),
+        ({"max_completion_tokens": 65}, "max_tokens", "an answer of 65 tokens is asked for"),
+    ]
+    for more, param, words in cases:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await client.chat.completions.create(**({"model": answering, "messages": HI} | more))
+        assert isinstance(refused.value.body, dict)
+        assert refused.value.body.keys() == {"message", "type", "param", "code"}
+        assert (refused.value.body["param"], refused.value.body["type"]) == (param, "invalid_request_error")
+        assert words in refused.value.body["message"]
 
 
 @pytest.mark.parametrize("stream", [True, False])

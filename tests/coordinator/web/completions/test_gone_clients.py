@@ -9,7 +9,7 @@ import pytest
 
 from protocol.serving import AnswerReport
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.fake_services import Leavings
+from tests.coordinator.web.fake_services import Outputs
 from tests.coordinator.web.test_life import started
 
 SOON_S = 3.0  # Less than the time after which a stream says that it is alive.
@@ -41,7 +41,7 @@ async def test_who_hangs_up_while_a_node_is_waited_for_waits_no_more(
         finally:
             left.set()
 
-    monkeypatch.setattr(Leavings, "generate" if "generate" in path else "complete", waiting)
+    monkeypatch.setattr(Outputs, "generate" if "generate" in path else "complete", waiting)
     body = json.dumps(asked if "generate" in path else asked | {"model": job})
     _, writer = await asyncio.open_connection("127.0.0.1", house.port)
     writer.write(

@@ -12,8 +12,9 @@ from benchmarks.serving._door import fake_model
 from benchmarks.serving.streams import measured
 from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.fake_services import Leavings
+from tests.coordinator.web.fake_services import Outputs
 from tests.coordinator.web.test_life import started
+from tests.support.wait import HANGS_S
 
 STREAMS, TOKENS = 64, 12
 PIECE = "word " * 1_000
@@ -54,7 +55,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_holds_nobody_up(
     told, ended = 0, asyncio.Event()
 
     async def endless(
-        _self: Leavings, _job: str, _point: Any, command: GenerateCommand
+        _self: Outputs, _job: str, _point: Any, command: GenerateCommand
     ) -> AsyncIterator[TextReport | AnsweredReport]:
         nonlocal told
         if command.tokens is not None:
@@ -70,7 +71,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_holds_nobody_up(
         finally:
             ended.set()
 
-    monkeypatch.setattr(Leavings, "complete", endless)
+    monkeypatch.setattr(Outputs, "complete", endless)
     monkeypatch.setattr("coordinator.web.stream.STALL_S", 2.0)
     asked = {"model": job, "messages": [{"role": "user", "content": "Hi"}], "stream": True}
     body = json.dumps(asked)
@@ -84,7 +85,7 @@ async def test_a_reader_that_takes_nothing_is_cut_off_and_holds_nobody_up(
         text = await answer.text()
     assert text.endswith("data: [DONE]\n\n")
     assert not ended.is_set(), "the other one was answered while this one took nothing"
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANGS_S):
         await ended.wait()
     assert told < 10 << 20, "little was said ahead for it"
     writer.close()

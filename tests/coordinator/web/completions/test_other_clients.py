@@ -3,23 +3,45 @@
 import asyncio
 import json
 import shutil
+from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from protocol.serving import AnswerReport, AskCommand
 from tests.coordinator.web.conftest import House
+from tests.coordinator.web.fake_services import Outputs
 from tests.coordinator.web.test_life import started
 
 ROOT = Path(__file__).parents[4] / "build" / "openai"
 WAY = "npm install --prefix build/openai openai@6.49.0"
 
 
+def halt(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have nothing come for a while before each piece of an answer, so that streams say that they wait."""
+    usual = Outputs.complete
+
+    async def halting(self: Outputs, job: str, point: Any, command: AskCommand) -> AsyncIterator[AnswerReport]:
+        async for report in usual(self, job, point, command):
+            await asyncio.sleep(0.15)
+            yield report
+
+    monkeypatch.setattr(Outputs, "complete", halting)
+    monkeypatch.setattr("coordinator.web.stream.PACE_S", 0.03)
+
+
 @pytest.mark.skipif(
     shutil.which("node") is None or not (ROOT / "node_modules" / "openai").is_dir(),
     reason=f"OpenAI's client for JavaScript is not here: {WAY}",
 )
-async def test_the_client_for_javascript_is_answered(house: House) -> None:
+@pytest.mark.parametrize("halting", [False, True])
+async def test_the_client_for_javascript_is_answered(
+    house: House, halting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     job = await started(house)
+    if halting:
+        halt(monkeypatch)
     script = ROOT / "client.mjs"  # A module finds packages beside itself.
     shutil.copyfile(Path(__file__).with_name("client.mjs"), script)
     process = await asyncio.create_subprocess_exec(
@@ -32,11 +54,14 @@ async def test_the_client_for_javascript_is_answered(house: House) -> None:
         "said": " to be or",
         "usage": {"prompt_tokens": 7, "completion_tokens": 3, "total_tokens": 10},
         "streamed": " to be or not",
-        "refused": {"status": 404, "code": "not_found", "param": "model"},
+        "refused": {"status": 404, "code": "model_not_found", "param": "model"},
     }
 
 
-async def test_langchain_is_answered(house: House) -> None:
+@pytest.mark.parametrize("halting", [False, True])
+async def test_langchain_is_answered(house: House, halting: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    if halting:
+        halt(monkeypatch)
     chat_openai = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed").ChatOpenAI
     job = await started(house)
     model = chat_openai(base_url=f"{house.url}/v1", api_key="none", model=job, max_retries=0)
@@ -53,6 +78,17 @@ async def test_langchain_has_answers_in_a_form_that_is_a_call(house: House) -> N
     assert await model.with_structured_output(form, method="function_calling").ainvoke("Any.") == {"a": 3}
     asked = await model.bind_tools([form], tool_choice="required", parallel_tool_calls=False).ainvoke("Any.")
     assert [(call["name"], call["args"]) for call in asked.tool_calls] == [("sum", {"a": 3})]
+
+
+async def test_langchain_goes_on_with_a_text(house: House) -> None:
+    kind = pytest.importorskip("langchain_openai", reason="langchain-openai is not installed").OpenAI
+    job = await started(house)
+    model = kind(base_url=f"{house.url}/v1", api_key="none", model=job, max_tokens=3, max_retries=0)
+    assert (
+        await model.ainvoke("to be or not") == "".join([piece async for piece in model.astream("to be or not")]) != ""
+    )
+    with pytest.raises(Exception, match="prompt"):  # One text is gone on with in a request.
+        await model.agenerate(["to be", "or not"])
 
 
 async def test_langchain_has_embeddings(house: House) -> None:

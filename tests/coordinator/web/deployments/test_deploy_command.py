@@ -34,6 +34,7 @@ from tests.coordinator.web.conftest import House
 from tests.coordinator.web.deployments.conftest import ENOUGH, deployed, finished
 from tests.coordinator.web.deployments.serving_cluster import PER_HOUR, QUIET
 from tests.support.special_tokens import KNOWN, written
+from tests.support.wait import HANGS_S
 
 
 async def cottage(*argv: str) -> int:
@@ -128,7 +129,7 @@ async def test_a_pipe_hears_of_each_change_as_it_comes(
 
     agreed = () if words == ("watch",) else ("--yes",)
     command = asyncio.create_task(cottage(*words, named, *agreed, "--server", house.url))
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(HANGS_S):
         await heard(JOB_SENTENCES["funded"])
         made = (await house.cluster.list(1, None))[0].id
         house.cluster.step(made)
@@ -160,8 +161,11 @@ async def test_the_folder_of_a_model_is_sent_and_answers_without_a_job_that_made
     said = capsys.readouterr()
     assert "config.json of" in said.err
     assert "chat/completions" in said.out, "its template goes with it"
+    assert "no chat template" not in said.out
     assert await cottage("deploy", str(folder), "--round", "2", "--yes", "--server", house.url) == 2
     assert "--round is a checkpoint of a job" in capsys.readouterr().err
+    assert await cottage("deploy", str(folder), "--round", "2", "--draft", made.id, "--server", house.url) == 2
+    assert "of a draft model's job it is --draft JOB@N" in capsys.readouterr().err
     (folder / "tokenizer.json").unlink()
     assert await cottage("deploy", str(folder), "--yes", "--server", house.url) == 2
     assert "has no tokenizer.json: a model answers with its own tokenizer only" in capsys.readouterr().err
@@ -247,6 +251,10 @@ async def test_without_a_budget_it_is_twice_what_being_ready_costs_and_that_is_t
     said = " ".join(capsys.readouterr().out.split())
     assert "¤ 1.20, the most that is paid, twice what being ready costs, since none was named" in said
     assert '"prompt": "Once upon a time"' in said, "it has no chat template"
+    only = "it has no chat template: programs ask it at /v1/completions, /v1/chat/completions refuses them"
+    assert said.count(only) == 2, "with the price, and where it says how it is asked"
+    async with aiohttp.ClientSession() as http, http.get(f"{house.url}/jobs/{made.id}") as answer:
+        assert f"Texts only: {only}." in await answer.text()
 
 
 async def test_where_being_ready_costs_little_the_budget_is_the_least_in_escrow_and_that_is_told(

@@ -14,7 +14,7 @@ from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from tests.coordinator.web.conftest import House
 from tests.coordinator.web.deployments.conftest import ENOUGH, deployed, finished
 from tests.coordinator.web.deployments.serving_cluster import QUIET
-from tests.coordinator.web.fake_services import Leavings
+from tests.coordinator.web.fake_services import Outputs
 from tests.coordinator.web.pages.test_adapters import LOOKS, look
 from tests.coordinator.web.pages.test_browser import (  # noqa: F401 - a fixture, and marks
     AXE,
@@ -139,13 +139,13 @@ async def test_the_playground_says_that_a_deployment_waits_for_nodes_and_has_no_
 ) -> None:
     ready = asyncio.Event()
 
-    async def slow(_self: Leavings, _job: str, _point: Any, _command: GenerateCommand) -> Said:
+    async def slow(_self: Outputs, _job: str, _point: Any, _command: GenerateCommand) -> Said:
         await ready.wait()
         yield TextReport("1", "Here.")
         yield AnsweredReport("1", "stop", 1, 1)
 
-    monkeypatch.setattr(Leavings, "complete", slow)
-    monkeypatch.setattr("coordinator.web.completions.routes.FIRST_S", 0.1)
+    monkeypatch.setattr(Outputs, "complete", slow)
+    monkeypatch.setattr("coordinator.web.stream.PACE_S", 0.1)
     made = await deployed(house)
     found, change = house.cluster._find(made), msgspec.structs.replace
     given = ModelSpec(config={"model_type": "llama"}, weights=Digest("0" * 64))

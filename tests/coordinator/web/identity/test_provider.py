@@ -13,6 +13,7 @@ from coordinator.services.accounts.id_tokens import ProvenIdentity, UnknownKeyEr
 from coordinator.services.accounts.identity_provider import ANEW_S, AT_A_TIME, KEPT_S, IdentityProvider
 from tests.coordinator.web.identity.provider import CLIENT, Provider
 from tests.support.clock import VirtualClock
+from tests.support.wait import HANGS_S
 
 METADATA = "/.well-known/openid-configuration"
 BACK = "http://127.0.0.1/sign-in/identity"
@@ -64,7 +65,7 @@ async def test_only_so_many_wait_for_a_provider_at_a_time(provider: Provider) ->
     visitor = Visitor(provider)
     provider.silent.add("/token")
     waiting = [asyncio.create_task(visitor.sign_in()) for _ in range(AT_A_TIME)]
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         while provider.asked.get("/token", 0) < AT_A_TIME:
             await asyncio.sleep(0.01)
     with pytest.raises(TooManyError):

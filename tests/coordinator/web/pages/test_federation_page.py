@@ -20,6 +20,7 @@ from tests.coordinator.web.fake import address
 OWNERS = tuple(letter * 40 for letter in "ABC")
 SPENT = PrivacySpent("owner", 3.456, 8.0, 1e-5, 7, 21, 2.4, 0.5, "dp-accounting 0.6")
 
+EXAMPLE = msgspec.structs.replace(SPENT, unit="example", sampling=0.01, per_round=20)
 SECURE = msgspec.structs.replace(SPENT, sum="secure", honest=4, own_noise=1.2)
 
 
@@ -70,6 +71,26 @@ async def test_the_page_says_which_sum_it_is_and_whose_noise_is_on_it(
     plain = await page_of(http, house, await federation(house, SPENT))
     assert "2.4 clips on each update" in plain
     assert "masked" not in plain
+
+
+async def test_the_page_says_that_the_promise_is_about_one_example(house: House, http: aiohttp.ClientSession) -> None:
+    page = await page_of(http, house, await federation(house, EXAMPLE))
+    for said in (
+        "ε 3.46",
+        "of 8 at δ 1e-05, for each example: a row or line of an owner",
+        "In each step the gradient of each example is cut to a length, and there is noise on their sum.",
+        "2.4 clips on each of 20 steps of a round, which takes an example with probability 0.01 at most",
+        "cuts its gradient to 0.5. Accountant",
+    ):
+        assert said in page, said
+    assert "each update" not in page
+
+
+async def test_the_page_says_how_exact_the_losses_of_owners_are(house: House, http: aiohttp.ClientSession) -> None:
+    page = await page_of(http, house, await federation(house, msgspec.structs.replace(SPENT, loss_error=0.0612)))
+    assert "each validation loss is off by up to 0.12 as a rule" in page
+    assert "owners measure it before each round" in page
+    assert "nobody measures it" not in page
 
 
 async def test_a_federation_without_a_budget_is_said_to_have_none(house: House, http: aiohttp.ClientSession) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from coordinator.errors import InvalidError
 from coordinator.services.artifacts.models import _late
-from coordinator.web.pages import submit
+from coordinator.web.pages import serve, submit
 from coordinator.web.pages.forms import DEFAULTS, fill, read, read_document
 from protocol.evaluation import EvaluationSpec
 from protocol.job.job import (
@@ -21,6 +21,7 @@ from protocol.job.job import (
     ModelSpec,
     ParallelSpec,
     PreferenceSpec,
+    ServeSpec,
     TokenizerSpec,
     TrainingSpec,
 )
@@ -60,17 +61,15 @@ def every_field(kind: type[msgspec.Struct] = JobSpec, at: str = "") -> Iterator[
 
 def test_the_form_has_every_field_of_the_document() -> None:
     others = {"model.preset", "training.shares"}  # A choice of the model; what a run settles.
-    others |= {
-        "serve.replicas",
-        "serve.context",
-        "serve.idle_minutes",
-        "serve.stages",
-        "serve.weights",
-        "serve.adapters",
-    }  # A deployment has a form of its own.
-    others |= {name for name in every_field() if name.startswith("array.")}  # Container images have no form.
+    others |= {name for name in every_field() if name.startswith("serve.")}  # A deployment has a form of its own.
+    others |= {name for name in every_field() if name.startswith("array.")}  # An array has a form of its own.
     others |= {name for name in every_field() if name.startswith("federated.")}  # Is submitted as a document.
     assert set(every_field()) - others <= set(DEFAULTS)
+
+
+def test_the_form_of_a_deployment_has_every_field_of_serving() -> None:
+    asked = {one.encode_name for one in msgspec.structs.fields(ServeSpec)}
+    assert {f"serve.{name}" for name in asked} <= set(serve.PLACES)
 
 
 ODD = JobSpec(

@@ -10,16 +10,16 @@ import aiohttp
 import msgspec
 import pytest
 
-from coordinator.errors import InvalidError, TooManyError
+from coordinator.errors import InvalidError, NoTemplateError, TooManyError
 from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.serving.engines import Engines
 from coordinator.web.auth.gate import SESSION_COOKIE
 from protocol.ids import Digest
-from protocol.job.job import TokenizerSpec
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec, TokenizerSpec
 from protocol.serving import AnsweredReport, GenerateCommand, TextReport
 from tests.coordinator.serving.small_model import pack_into, small_model
 from tests.coordinator.web.conftest import House
-from tests.coordinator.web.fake_services import Leavings
+from tests.coordinator.web.fake_services import Outputs
 from tests.coordinator.web.pages.test_browser import (
     AXE,
     FAULTS,
@@ -36,10 +36,11 @@ from tests.coordinator.web.pages.test_browser import (
 from tests.coordinator.web.test_life import started as untold
 from tests.coordinator.web.test_signin import HTML
 from tests.coordinator.web.test_tenants import job_of, member
+from tests.support.wait import HANGS_S
 
 pytestmark = browser_marks
 Said = AsyncIterator[TextReport | AnsweredReport]
-Complete = Callable[[Leavings, str, int | Literal["start"] | None, GenerateCommand], Said]
+Complete = Callable[[Outputs, str, int | Literal["start"] | None, GenerateCommand], Said]
 LEMON: Final = (
     "A ripe lemon is yellow, since its peel loses the green of its chlorophyll and keeps carotenoids.\n\n"
     "1. Unripe ones are green.\n2. Cold nights make them turn.\n\nSome stay green and are ripe all the same."
@@ -63,7 +64,7 @@ async def started(house: House) -> str:
 
 
 def answers_with(monkeypatch: pytest.MonkeyPatch, complete: Complete) -> None:
-    monkeypatch.setattr(Leavings, "complete", complete)
+    monkeypatch.setattr(Outputs, "complete", complete)
 
 
 async def pieces(text: str, pause_s: float = 0.0) -> Said:
@@ -158,7 +159,7 @@ async def test_people_talk_with_a_model_by_keyboard(chromium: Any, house: House)
 async def test_two_models_answer_beside_each_other(
     chromium: Any, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def complete(_self: Leavings, _job: str, point: Any, command: GenerateCommand) -> Said:
+    def complete(_self: Outputs, _job: str, point: Any, command: GenerateCommand) -> Said:
         return pieces(LEMON if point is None else "Lemon is. Lemon is a fruit that", 0.02)
 
     answers_with(monkeypatch, complete)
@@ -191,7 +192,7 @@ async def test_stop_ends_the_answer_where_it_is_and_at_the_model(
 ) -> None:
     gone = asyncio.Event()
 
-    async def endless(_self: Leavings, _job: str, _point: Any, _command: GenerateCommand) -> Said:
+    async def endless(_self: Outputs, _job: str, _point: Any, _command: GenerateCommand) -> Said:
         try:
             while True:
                 yield TextReport("1", "word ")
@@ -210,7 +211,7 @@ async def test_stop_ends_the_answer_where_it_is_and_at_the_model(
     assert await page.get_attribute("#talk", "aria-busy") == "true"
     await pictured(seen, "playground-running")
     await page.click("#stop")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         await gone.wait()
     await ended(seen, 1)
     kept = await page.text_content(".says")
@@ -223,7 +224,7 @@ async def test_stop_ends_the_answer_where_it_is_and_at_the_model(
     await page.press("#words", "Enter")
     await page.wait_for_selector(".answer >> nth=1")
     await page.click("#clear")
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         await gone.wait()
     assert await page.is_visible("#send")
     assert seen.complaints == []
@@ -234,13 +235,13 @@ async def test_a_model_that_is_being_loaded_says_so(
 ) -> None:
     ready = asyncio.Event()
 
-    async def slow(_self: Leavings, _job: str, _point: Any, _command: GenerateCommand) -> Said:
+    async def slow(_self: Outputs, _job: str, _point: Any, _command: GenerateCommand) -> Said:
         await ready.wait()
         yield TextReport("1", "Here.")
         yield AnsweredReport("1", "stop", 1, 1)
 
     answers_with(monkeypatch, slow)
-    monkeypatch.setattr("coordinator.web.completions.routes.FIRST_S", 0.1)  # Signs of life are no words.
+    monkeypatch.setattr("coordinator.web.stream.PACE_S", 0.1)  # Signs of life are no words.
     await started(house)
     seen = await opened(chromium, house)
     await seen.page.fill("#words", "are you there")
@@ -255,12 +256,54 @@ async def test_a_model_that_is_being_loaded_says_so(
     assert seen.complaints == []
 
 
+async def test_a_node_that_is_waited_for_in_mid_answer_is_told(
+    chromium: Any, house: House, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ready = asyncio.Event()
+
+    async def halting(_self: Outputs, _job: str, _point: Any, _command: GenerateCommand) -> Said:
+        yield TextReport("1", "Here")
+        await ready.wait()
+        yield TextReport("1", " it goes on.")
+        yield AnsweredReport("1", "stop", 1, 2)
+
+    answers_with(monkeypatch, halting)
+    await started(house)
+    seen = await opened(chromium, house)
+    await seen.page.fill("#words", "are you there")
+    await seen.page.press("#words", "Enter")
+    await seen.page.wait_for_selector(".says:has-text('Here')")
+    assert await seen.page.is_hidden(".wait")
+    await seen.page.wait_for_selector(".wait:has-text('Waiting for a node … ')")
+    ready.set()
+    await ended(seen, 1)
+    assert await seen.page.is_hidden(".wait")
+    assert await seen.page.inner_text(".says") == "Here it goes on."
+    assert seen.complaints == []
+
+
+async def test_no_more_is_asked_for_than_a_deployment_reads(chromium: Any, house: House) -> None:
+    job, other = await started(house), await started(house)
+    found = house.cluster._find(job)
+    spec = JobSpec("served", ModelSpec(from_job="ab" * 16), 1_000_000, serve=ServeSpec(context=256))
+    found.view = msgspec.structs.replace(found.view, spec=spec, state="running")
+    seen = await opened(chromium, house, f"?model={other}")
+    bodies = asked_of(seen)
+    await send(seen, "Hi")
+    await seen.page.select_option("#model", job)
+    await send(seen, "Hi", 2)
+    assert [body["max_tokens"] for body in bodies] == [512, 256]
+    assert await seen.page.get_attribute("#max_tokens", "max") == "256"
+
+
 async def test_a_model_without_a_template_goes_on_with_the_text(
     chromium: Any, house: House, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def plain(_self: Leavings, _job: str, _point: Any, command: GenerateCommand) -> Said:
+    async def plain(_self: Outputs, _job: str, _point: Any, command: GenerateCommand) -> Said:
         if command.messages:
-            raise InvalidError("this model has no chat template: have it continue the text, without chat", "messages")
+            raise NoTemplateError(
+                "this model has no chat template: have it continue the text, without chat", "messages"
+            )
         async for report in pieces(" a lemon tree"):
             yield report
 
@@ -304,7 +347,7 @@ async def test_a_model_that_is_known_to_have_no_template_begins_with_going_on_wi
 
 
 async def test_what_goes_wrong_is_said_in_words(chromium: Any, house: House, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def broken(_self: Leavings, _job: str, _point: Any, command: GenerateCommand) -> Said:
+    async def broken(_self: Outputs, _job: str, _point: Any, command: GenerateCommand) -> Said:
         if "much" in str(command.messages):
             raise TooManyError("16 answers of models of yours are under way: wait for one", 10.0)
         yield TextReport("1", "So")
@@ -414,7 +457,7 @@ async def test_a_real_model_answers_and_one_without_a_template_goes_on(
     plain = await pack_into(house.artifacts, model, tmp_path / "plain.zip")
     engines = Engines(TrainerTools(house.artifacts, tmp_path / "scratch", 120.0, 8_192).served)
 
-    def complete(_self: Leavings, _job: str, point: Any, command: GenerateCommand) -> Said:
+    def complete(_self: Outputs, _job: str, point: Any, command: GenerateCommand) -> Said:
         return engines.generate(Digest(chats if point is None else plain), command, 120.0)
 
     answers_with(monkeypatch, complete)

@@ -8,7 +8,8 @@ import msgspec
 import pytest
 
 from coordinator.errors import UnavailableError
-from protocol.job.job import JobSpec, ModelSpec, ServedAdapter, ServeSpec
+from protocol.asking import NO_TEMPLATE
+from protocol.job.job import JobSpec, ModelSpec, ServedAdapter, ServeSpec, TokenizerSpec
 from protocol.private.signed_counts import check_counts
 from protocol.rest.private import NewPrivateSession, PrivateSession
 from tests.coordinator.serving.talking_homes import LONG
@@ -16,10 +17,12 @@ from tests.coordinator.web.conftest import House
 from tests.coordinator.web.pages.test_browser import ARGUMENTS, CHROMIUM, Visit, playwright
 from tests.coordinator.web.pages.test_browser import pytestmark as browser_marks
 from tests.coordinator.web.pages.test_playground import opened, pictured, send, started
+from tests.support.wait import HANGS_S
 
 pytestmark = browser_marks
 WEBRTC = ["--disable-features=WebRtcHideLocalIpsWithMdns", "--allow-loopback-in-peer-connection"]
 SECRET = "quokka in the larder"
+TEXTS = TokenizerSpec("file", file="b" * 64)
 
 
 @pytest.fixture
@@ -47,7 +50,7 @@ async def privately(chromium: Any, house: House) -> Visit:
 
 
 async def until(condition: Any) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(HANGS_S):
         while not condition():
             await asyncio.sleep(0.05)
 
@@ -173,6 +176,38 @@ async def test_where_no_home_holds_the_model_yet_the_page_waits_until_it_is_stop
     await seen.page.wait_for_function("() => document.querySelector('.facts')?.textContent")
     assert ("stopped" in await seen.page.inner_text(".facts")) is stopped
     assert await seen.page.inner_text(".says") == ("" if stopped else SECRET)
+
+
+async def test_a_model_without_a_template_is_not_asked_to_chat_and_a_text_is_offered(
+    chromium: Any, house: House
+) -> None:
+    job = await started(house)
+    found = house.cluster._find(job)
+    spec = JobSpec("a job", ModelSpec(config={}, weights="a" * 64), 1_000_000, tokenizer=TEXTS, serve=ServeSpec(1, 256))
+    found.view = msgspec.structs.replace(found.view, spec=spec, state="running")
+    seen = await opened(chromium, house)
+    await seen.page.check("#private")
+    await seen.page.click("#settings summary")
+    await seen.page.check("[name=kind][value=chat]")
+    await send(seen, SECRET)
+    assert "This model has no chat template" in await seen.page.inner_text(".note:not([hidden])")
+    model = house.private.models[house.private.keys[0].address]
+    assert not model.asked, "nobody is troubled with it"
+    await seen.page.click("text=Go on with these words as a text")
+    await until(lambda: model.asked)
+    assert (model.asked[0].prompt, model.asked[0].tokens) == (SECRET, 256)
+
+
+async def test_what_the_node_refuses_is_offered_as_a_text_where_that_may_do(chromium: Any, house: House) -> None:
+    seen = await privately(chromium, house)
+    model = house.private.models[house.private.keys[0].address]
+    model.refuses = ("no-template", NO_TEMPLATE)
+    await send(seen, SECRET)
+    assert NO_TEMPLATE[1:] in await seen.page.inner_text(".note:not([hidden])")
+    model.refuses = None
+    await seen.page.click("text=Go on with these words as a text")
+    await until(lambda: len(model.asked) == 2)
+    assert model.asked[1].prompt == SECRET
 
 
 async def test_only_deployments_can_be_asked_in_private(chromium: Any, house: House) -> None:

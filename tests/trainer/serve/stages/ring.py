@@ -19,6 +19,7 @@ from protocol.worker import PeerSend, Setup
 from tests.trainer.router import make_plan
 from tests.trainer.serve.answering import Asking, Reports
 from trainer.serve.adapters import AdapterFiles
+from trainer.serve.stages.draft_model import DraftModel
 from trainer.serve.stages.engine import StageEngine
 from trainer.serve.stages.pages import PageTables
 
@@ -136,11 +137,14 @@ async def ring(
     joined: bool = True,
     held: ServedWeights | Mapping[int, ServedWeights] = "float32",
     adapters: Mapping[int, Sequence[AdapterFiles]] | None = None,
+    draft: DraftModel | None = None,
+    device: str = "cpu",
 ) -> AsyncIterator[Ring]:
     """The stages of a folder's model, joined.
 
     Args:
         weights: those that a stage has in place of the folder's. adapters: of each stage; None: it has none.
+        draft: of the first stage.
         held: how stages hold them, each in its own way or all in one.
     """
     made = make_plan(cuts or CUTS[stages], [0])
@@ -151,11 +155,11 @@ async def ring(
             kind = held if isinstance(held, str) else held[stage]
             serve = ServeSpec(context=context, weights=kind)
             spec = JobSpec("moo", ModelSpec(from_job="ab" * 16), 1000, serve=serve)
-            setup = Setup(spec, made, stage, 0, str(folder), 1)
+            setup = Setup(spec, made, stage, 0, str(folder), 1, device=device)
             own = whole if weights is None else weights.get(stage, whole)
             beside = (adapters or {}).get(stage, ())
             say, send = partial(here.say, stage), partial(here.send, loop, stage)
-            engine = StageEngine(folder, setup, say, send, own, beside)
+            engine = StageEngine(folder, setup, say, send, own, beside, draft if stage == 0 else None)
             here.stages.append(await stack.enter_async_context(engine))
             here.watched.append(asyncio.ensure_future(engine.beside(_for_ever())))
         if joined:

@@ -27,7 +27,7 @@ from tests.trainer.serve.test_calls import TEMPLATE, with_template
 from tests.trainer.serve.test_forced_calls import calls_of, command_of
 from tests.trainer.serve.test_grammar import PLACE, folder  # noqa: F401 - a fixture
 from trainer.serve.engine import Engine
-from trainer.serve.stages import drafts, lead, share
+from trainer.serve.stages import lead, ngrams, share
 from trainer.serve.stages.passes import unpack_pass
 
 PROMPT = "A quick brown fox é"
@@ -70,7 +70,8 @@ async def test_a_forced_call_is_drawn_by_the_last_stage(
     tmp_path: Path,
 ) -> None:
     folder = with_template(folder, TEMPLATE, tmp_path / "here")
-    commands = [command_of(0, several=False), command_of(3, name="lämp", several=False)]
+    forced = [command_of(0, several=False), command_of(3, name="lämp", several=False)]
+    commands = [msgspec.structs.replace(one, tokens=256) for one in forced]  # As many as there is room for at all.
     expected = await alone(folder, *commands)
     async with ring(folder, 2) as here:
         found = await here.over(*commands)
@@ -204,7 +205,7 @@ async def test_drafts_save_passes_of_a_text_that_repeats_and_change_no_token(
         command("noted", prompt="ab" * 20, sampling=GREEDY, tokens=60, likeliest=2),
     ]
     with monkeypatch.context() as patch:
-        patch.setattr(drafts, "DRAFTS", 0)
+        patch.setattr(ngrams, "DRAFTS", 0)
         async with ring(folder, 3) as here:
             plain = {one.id: (await here.over(one))[one.id] for one in asked}
             every = here.lead.layers.passes

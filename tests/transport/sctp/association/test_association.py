@@ -10,6 +10,7 @@ from aiortc import RTCPeerConnection, rtcsctptransport
 from aiortc.rtcsctptransport import CookieAckChunk, CookieEchoChunk, DataChunk
 
 from common import clock
+from tests.support.wait import HANGS_S
 from tests.transport.sctp.pairs import joined, until
 from transport.sctp.allowance import Allowance
 from transport.sctp.association import FastSctpTransport
@@ -159,7 +160,7 @@ async def test_a_stream_can_be_used_again_after_its_channel_was_closed(offerer: 
         opened = asyncio.get_running_loop().create_future()
         two.connection.once("datachannel", opened.set_result)
         again = one.connection.createDataChannel("again", id=number)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(HANGS_S):
             other = await opened
         got: list[bytes] = []
         other.on("message", got.append)

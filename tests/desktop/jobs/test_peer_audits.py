@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from desktop.agent.earnings import wallet
-from desktop.agent.jobs.peer_audits import DOUBTED, MAX_ASKED, Accusation, Doubts
+from desktop.agent.jobs.peer_audits import DOUBTED, MAX_ASKED, Accusation, PeerAudits
 from desktop.agent.jobs.routing import Plans
 from ledger.addresses import audit_bytes
 from ledger.client import Ledger, LedgerConfig
@@ -34,8 +34,8 @@ def replay(opening: str = DIGEST, audit: str = AUDIT, stage: int = 1, step: int 
     return ReplayStep(audit, PLAN, stage, 0, 3, 30, step, 100, DIGEST, 10, DIGEST, None, opening)
 
 
-def doubts(chance: Callable[[int], int] = lambda _: 0, seat: tuple[int, int] = (0, 0)) -> Doubts:
-    made = Doubts(Plans(PLAN), seat, chance)
+def doubts(chance: Callable[[int], int] = lambda _: 0, seat: tuple[int, int] = (0, 0)) -> PeerAudits:
+    made = PeerAudits(Plans(PLAN), seat, chance)
     made.told(BeginRound(PLAN, **BEGIN))
     return made
 

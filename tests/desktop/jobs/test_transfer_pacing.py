@@ -12,7 +12,7 @@ from common.clock import SystemClock
 from desktop.agent.base.payloads import SmallPayload
 from desktop.agent.coordinator import artifacts as transfers
 from desktop.agent.coordinator.artifacts import Artifacts
-from desktop.agent.coordinator.transfer_pacing import DUE_S, FIRST_RATE, LEAST_RATE, PIECE, Courtesy
+from desktop.agent.coordinator.transfer_pacing import DUE_S, FIRST_RATE, LEAST_RATE, PIECE, TransferPacing
 from protocol.artifacts import audit_answer, state_answer
 from protocol.task import (
     ApplyRound,
@@ -34,13 +34,13 @@ BASE_S = 0.05
 
 
 async def leaves(
-    clock: VirtualClock, courtesy: Courtesy, size: int, seconds: float, urgent: bool = False
+    clock: VirtualClock, pacing: TransferPacing, size: int, seconds: float, urgent: bool = False
 ) -> list[float]:
     """When each piece of a payload of ``size`` bytes leaves, within so many seconds from now."""
     began, times = clock.now(), []
 
     async def send() -> None:
-        async for _ in courtesy.pieces(SmallPayload(bytes(size)), urgent):
+        async for _ in pacing.pieces(SmallPayload(bytes(size)), urgent):
             times.append(clock.now() - began)  # noqa: PERF401 - What has left until it is cancelled counts.
 
     sending = asyncio.create_task(send())
@@ -58,15 +58,15 @@ def busy(queue_s: float) -> dict[str, LinkStats]:
 
 async def test_nobody_waits_for_links_that_carry_nothing() -> None:
     clock = VirtualClock()
-    courtesy = Courtesy(clock, Allowance(), lambda: {"peer": LinkStats(min_rtt_s=BASE_S, queue_s=9.0)})
-    times = await leaves(clock, courtesy, 50 << 20, 1.0)
+    pacing = TransferPacing(clock, Allowance(), lambda: {"peer": LinkStats(min_rtt_s=BASE_S, queue_s=9.0)})
+    times = await leaves(clock, pacing, 50 << 20, 1.0)
     assert len(times) == (50 << 20) // PIECE
     assert times[-1] == 0.0
 
 
 async def test_a_transfer_begins_slowly_beside_links_and_takes_what_they_leave() -> None:
     clock = VirtualClock()
-    times = await leaves(clock, Courtesy(clock, Allowance(), lambda: busy(0.0)), 5 << 20, 10.0)
+    times = await leaves(clock, TransferPacing(clock, Allowance(), lambda: busy(0.0)), 5 << 20, 10.0)
     assert sum(time < 1.0 for time in times) * PIECE <= 3 * FIRST_RATE
     assert len(times) == (5 << 20) // PIECE
 
@@ -74,7 +74,7 @@ async def test_a_transfer_begins_slowly_beside_links_and_takes_what_they_leave()
 async def test_a_queue_that_links_see_slows_it_down_to_what_its_time_asks_for() -> None:
     clock = VirtualClock()
     size = 30 << 20
-    times = await leaves(clock, Courtesy(clock, Allowance(), lambda: busy(0.2)), size, 2 * DUE_S)
+    times = await leaves(clock, TransferPacing(clock, Allowance(), lambda: busy(0.2)), size, 2 * DUE_S)
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert max(gaps[50:]) == pytest.approx(PIECE / (size / DUE_S))
     assert times[-1] <= DUE_S
@@ -82,11 +82,11 @@ async def test_a_queue_that_links_see_slows_it_down_to_what_its_time_asks_for() 
 
 async def test_transfers_that_are_due_at_once_are_all_there_in_time() -> None:
     clock, size = VirtualClock(), 30 << 20
-    courtesy = Courtesy(clock, Allowance(), lambda: busy(0.2))
+    pacing = TransferPacing(clock, Allowance(), lambda: busy(0.2))
     began, ends = clock.now(), list[float]()
 
     async def send() -> None:
-        async for _ in courtesy.pieces(SmallPayload(bytes(size))):
+        async for _ in pacing.pieces(SmallPayload(bytes(size))):
             pass
         ends.append(clock.now() - began)
 
@@ -94,31 +94,33 @@ async def test_transfers_that_are_due_at_once_are_all_there_in_time() -> None:
     await clock.advance(1.01 * DUE_S)
     assert len(ends) == 3
     await asyncio.gather(*sending)
-    alone = await leaves(clock, courtesy, size, 2.0)
+    alone = await leaves(clock, pacing, size, 2.0)
     assert len(alone) == pytest.approx(2.0 * size / DUE_S / PIECE, abs=2), "they are over"
 
 
 async def test_what_a_rounds_end_waits_for_does_not_give_way_and_the_others_wait_for_it() -> None:
     clock, size = VirtualClock(), 30 << 20
-    courtesy = Courtesy(clock, Allowance(), lambda: busy(0.2))
-    assert (await leaves(clock, courtesy, size, 1.0, urgent=True))[-1] == 0.0
-    courtesy = Courtesy(clock, Allowance(), dict)  # No link is busy, so nothing else would hold the opening back.
-    state = courtesy.pieces(SmallPayload(bytes(3 * PIECE)), urgent=True)
+    pacing = TransferPacing(clock, Allowance(), lambda: busy(0.2))
+    assert (await leaves(clock, pacing, size, 1.0, urgent=True))[-1] == 0.0
+    pacing = TransferPacing(clock, Allowance(), dict)  # No link is busy, so nothing else would hold the opening back.
+    state = pacing.pieces(SmallPayload(bytes(3 * PIECE)), urgent=True)
     await anext(state)
-    assert len(await leaves(clock, courtesy, size, 2.0)) == pytest.approx(2.0 * size / DUE_S / PIECE, abs=2)
+    assert len(await leaves(clock, pacing, size, 2.0)) == pytest.approx(2.0 * size / DUE_S / PIECE, abs=2)
     await state.aclose()
-    assert len(await leaves(clock, courtesy, size, 2.0)) == size // PIECE
+    assert len(await leaves(clock, pacing, size, 2.0)) == size // PIECE
 
 
 async def test_an_urgent_transfer_keeps_the_owners_limit() -> None:
     clock = VirtualClock()
-    times = await leaves(clock, Courtesy(clock, Allowance(upload=1e6), lambda: busy(0.2)), 8_000_000, 20.0, urgent=True)
+    times = await leaves(
+        clock, TransferPacing(clock, Allowance(upload=1e6), lambda: busy(0.2)), 8_000_000, 20.0, urgent=True
+    )
     assert times[-1] == pytest.approx(8.0, rel=0.02)
 
 
 async def test_small_transfers_never_stand_still() -> None:
     clock = VirtualClock()
-    times = await leaves(clock, Courtesy(clock, Allowance(), lambda: busy(0.2)), 10 * PIECE, 60.0)
+    times = await leaves(clock, TransferPacing(clock, Allowance(), lambda: busy(0.2)), 10 * PIECE, 60.0)
     assert len(times) == 10
     assert times[-1] <= 10 * PIECE / LEAST_RATE
 
@@ -132,14 +134,14 @@ async def test_it_fills_a_line_beside_links_with_little_of_a_queue(line: float) 
 
     def links() -> dict[str, LinkStats]:
         passed = clock.now() - state["at"]
-        arrived = link_rate * passed + (courtesy._allowance.usage.used - state["gone"])
+        arrived = link_rate * passed + (pacing._allowance.usage.used - state["gone"])
         queue[0] = max(0.0, queue[0] + arrived - line * passed)
-        state.update(at=clock.now(), gone=courtesy._allowance.usage.used)
+        state.update(at=clock.now(), gone=pacing._allowance.usage.used)
         seen.append(queue[0] / line)
         return {"peer": LinkStats(min_rtt_s=BASE_S, queue_s=queue[0] / line, send_rate=link_rate)}
 
-    courtesy = Courtesy(clock, Allowance(), links)
-    times = await leaves(clock, courtesy, int(line * 40), 50.0)
+    pacing = TransferPacing(clock, Allowance(), links)
+    times = await leaves(clock, pacing, int(line * 40), 50.0)
     later = sum(10 < time < 40 for time in times) * PIECE / 30
     assert later > 0.6 * (line - link_rate)
     settled = sorted(seen[100:400])
@@ -150,8 +152,8 @@ async def test_it_fills_a_line_beside_links_with_little_of_a_queue(line: float) 
 async def test_the_owners_limit_holds() -> None:
     clock = VirtualClock()
     allowance = Allowance(upload=1e6)
-    courtesy = Courtesy(clock, allowance, dict)
-    times = await leaves(clock, courtesy, 8_000_000, 20.0)
+    pacing = TransferPacing(clock, allowance, dict)
+    times = await leaves(clock, pacing, 8_000_000, 20.0)
     assert times[-1] == pytest.approx(8.0, rel=0.02)
     assert allowance.usage.used == 8_000_000
 
@@ -159,11 +161,11 @@ async def test_the_owners_limit_holds() -> None:
 async def test_under_a_low_limit_nobody_of_several_waits_for_long() -> None:
     """What waits for a minute counts as dead and begins anew."""
     clock = VirtualClock()
-    courtesy = Courtesy(clock, Allowance(upload=500.0), dict)
+    pacing = TransferPacing(clock, Allowance(upload=500.0), dict)
     times: list[list[float]] = [[] for _ in range(4)]
 
     async def send(left: list[float]) -> None:
-        async for _ in courtesy.pieces(SmallPayload(bytes(25_000))):
+        async for _ in pacing.pieces(SmallPayload(bytes(25_000))):
             left.append(clock.now())  # noqa: PERF401 - As it happens.
 
     sending = [asyncio.create_task(send(left)) for left in times]
@@ -176,7 +178,7 @@ async def test_links_wait_for_what_had_to_leave_beyond_the_owners_limit() -> Non
     clock = VirtualClock()
     allowance = Allowance(upload=1e6)
     assert allowance.take_upload("link", 1500, clock.now()) == 0
-    sent = len(await leaves(clock, Courtesy(clock, allowance, dict), 120_000_000, 10.0)) * PIECE
+    sent = len(await leaves(clock, TransferPacing(clock, allowance, dict), 120_000_000, 10.0)) * PIECE
     assert sent == pytest.approx(20e6, rel=0.01)
     assert allowance.take_upload("link", 1500, clock.now() + 9.0) > 0
     assert allowance.take_upload("link", 1500, clock.now() + 11.0) == 0
@@ -184,13 +186,13 @@ async def test_links_wait_for_what_had_to_leave_beyond_the_owners_limit() -> Non
 
 async def test_the_owners_limit_holds_for_what_comes() -> None:
     clock = VirtualClock()
-    courtesy = Courtesy(clock, Allowance(download=1e6), dict)
+    pacing = TransferPacing(clock, Allowance(download=1e6), dict)
     began = clock.now()
     ended: list[float] = []
 
     async def receive() -> None:
         for _ in range(20):
-            await courtesy.arrived(250_000)
+            await pacing.arrived(250_000)
         ended.append(clock.now() - began)
 
     receiving = asyncio.create_task(receive())
@@ -213,7 +215,7 @@ async def test_an_upload_may_take_longer_than_a_stall_as_long_as_it_moves(
     coordinator.tokens.add("token")
     store = Artifacts(coordinator.url, tmp_path / "cache", SystemClock())
     store.authorise("token")
-    monkeypatch.setattr(store._courtesy, "pieces", in_ten_pieces)
+    monkeypatch.setattr(store._pacing, "pieces", in_ten_pieces)
     payload = bytes(range(250)) * 40
     digest = hashlib.sha256(payload).hexdigest()
     await store.upload(SmallPayload(payload), digest, "a" * 32, audit_answer("b" * 32))

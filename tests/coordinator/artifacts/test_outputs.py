@@ -1,18 +1,19 @@
 """What a job leaves: checkpoints that open, a log that is bounded and found again, a model that answers."""
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 import msgspec
 import pytest
 
+from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
 from coordinator.errors import NotFoundError, TooManyError, UnavailableError
 from coordinator.services.accounts.budgets import MAX_TRIALS
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.checkpoints import Checkpoints
-from coordinator.services.artifacts.inference import Trials
+from coordinator.services.artifacts.inference import InferenceTrials
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.core import logs
 from coordinator.services.core.logs import JobLogs
@@ -66,6 +67,37 @@ async def test_stored_states_are_listed_with_their_sizes_losses_and_whether_they
         await found.part(job, 8, 2)
     with pytest.raises(NotFoundError, match="there is no job"):
         await found.list("0" * 32)
+
+
+async def test_a_folder_that_is_being_made_is_made_to_its_end_where_whoever_asked_leaves() -> None:
+    world = calm(1, nodes=5)
+    await gather_nodes(world)
+    job = await submit(world, 2, 2)
+    await until_rounds(world, job, 9)
+    assert world.parts is not None
+    begun, ready = asyncio.Event(), asyncio.Event()
+
+    class Slow(FakeModels):
+        async def assemble(self, job: Job, checkpoints: Sequence[str], *more: Any) -> str:
+            begun.set()
+            await ready.wait()
+            return await super().assemble(job, checkpoints, *more)
+
+    models = Slow()
+    found = Checkpoints(world.parts.context, cast(ArtifactStore, Files()), cast(ModelWorkshop, models))
+    impatient = asyncio.create_task(found.folder(job))
+    await begun.wait()
+    impatient.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await impatient
+    again, older = asyncio.create_task(found.folder(job)), asyncio.create_task(found.folder(job, 4))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    older.cancel()
+    await asyncio.gather(older, return_exceptions=True)
+    ready.set()
+    assert await again
+    assert len(models.assembled) == 1, "once, and nothing for who left before it began"
 
 
 # --- logs ---------------------------------------------------------------------------------------------------------------
@@ -171,7 +203,9 @@ class Echo:
         yield AnsweredReport("1", "length", 2, 1)
 
 
-async def trial(trials: Trials, job: str, prompt: str = "to be", start: bool = False) -> list[Mapping[str, Any]]:
+async def trial(
+    trials: InferenceTrials, job: str, prompt: str = "to be", start: bool = False
+) -> list[Mapping[str, Any]]:
     return [piece async for piece in trials.generate(job, None, TrialRequest(prompt, start=start))]
 
 
@@ -183,10 +217,15 @@ async def test_who_waits_for_a_model_is_told_and_a_long_queue_is_refused() -> No
     assert world.parts is not None
     files, models = cast(ArtifactStore, Files()), cast(ModelWorkshop, FakeModels())
     echo = Echo()
-    trials = Trials(world.parts.context, Checkpoints(world.parts.context, files, models), echo, world.parts.homes)
+    trials = InferenceTrials(
+        world.parts.context, Checkpoints(world.parts.context, files, models), echo, world.parts.homes
+    )
     with pytest.raises(UnavailableError, match="cannot try models"):
         await trial(
-            Trials(world.parts.context, Checkpoints(world.parts.context, files, models), None, world.parts.homes), job
+            InferenceTrials(
+                world.parts.context, Checkpoints(world.parts.context, files, models), None, world.parts.homes
+            ),
+            job,
         )
     waiting = [asyncio.create_task(trial(trials, job)) for _ in range(MAX_TRIALS)]
     for _ in range(200):

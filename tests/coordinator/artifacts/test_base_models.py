@@ -15,7 +15,7 @@ from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Base, Run, RunPoint
 from coordinator.errors import ConflictError, InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
-from coordinator.services.artifacts.base_models import Origins
+from coordinator.services.artifacts.base_models import BaseModels
 from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles
@@ -94,7 +94,7 @@ def starting_from(job: str, round_: int | None = None) -> JobSpec:
 async def test_config_weights_and_tokenizer_are_those_of_the_finished_model(tmp_path: Path) -> None:
     bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path)
-    origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
+    origins = BaseModels(bench.parts.context, artifacts, stored(bench, artifacts))
     made = await origins.started(starting_from(job))
     assert made.model.from_job == job
     assert made.model.config == CONFIG
@@ -116,7 +116,7 @@ async def test_settings_and_the_end_of_documents_come_along(tmp_path: Path) -> N
         packed.writestr("generation_config.json", json.dumps(generation))
     async with bench.parts.desk.open(job) as work:
         work.job = msgspec.structs.replace(work.job, model=await artifacts.put_file(tmp_path / "model.zip"))
-    origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
+    origins = BaseModels(bench.parts.context, artifacts, stored(bench, artifacts))
     made = await origins.started(starting_from(job))
     assert (made.tokenizer.settings, made.model.generation) == (settings, generation)
     assert made.tokenizer.end == (await origins.tokenizer(made.model)).end == "<end>"
@@ -141,7 +141,7 @@ async def test_a_checkpoint_is_started_from_whatever_became_of_its_job(tmp_path:
     async with bench.store.transaction() as tx:
         await tx.insert(RunRecord(job, run))
     workshop = Workshop(artifacts, tmp_path / "model.zip")
-    origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts, workshop))
+    origins = BaseModels(bench.parts.context, artifacts, stored(bench, artifacts, workshop))
     made = await origins.started(starting_from(job, 2))
     assert workshop.of == [("a" * 64,)], "the one that was asked for, not the newest"
     assert (made.model.from_round, made.model.config) == (2, CONFIG)
@@ -161,7 +161,7 @@ async def test_a_checkpoint_is_started_from_whatever_became_of_its_job(tmp_path:
 
 async def test_what_is_no_whole_model_yet_cannot_be_started_from(tmp_path: Path) -> None:
     bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
-    origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
+    origins = BaseModels(bench.parts.context, artifacts, stored(bench, artifacts))
     with pytest.raises(NotFoundError, match="there is no job"):
         await origins.started(starting_from("0" * 32))
     with pytest.raises(ConflictError, match="has no model yet"):
@@ -185,7 +185,7 @@ async def test_an_adapter_is_started_from_as_a_whole_model(tmp_path: Path) -> No
     run = Run(layers=(Layers(0, 4),), replicas=1, total_steps=16, inner_steps=2, evaluate=(), points=points)
     async with bench.store.transaction() as tx:
         await tx.insert(RunRecord(job, run))
-    made = await Origins(bench.parts.context, artifacts, checkpoints).started(starting_from(job))
+    made = await BaseModels(bench.parts.context, artifacts, checkpoints).started(starting_from(job))
     (adapter,) = {archive for _, archive in workshop.merged}
     assert [of for of, _ in workshop.merged] == [job]
     assert artifacts.path(adapter).read_bytes() == (tmp_path / "model.zip").read_bytes(), "the finished one"
@@ -200,7 +200,7 @@ async def test_weights_out_of_an_archive_are_compared_with_its_config_before_a_j
     bench, artifacts = Bench(), DiskArtifacts(tmp_path / "artifacts")
     job = await finished(bench, artifacts, tmp_path)
     jobs = bench.parts.jobs
-    jobs._origins = Origins(bench.parts.context, artifacts, stored(bench, artifacts))
+    jobs._base_models = BaseModels(bench.parts.context, artifacts, stored(bench, artifacts))
     jobs._model_files = ModelFiles(artifacts)
     assert (await jobs.quote(starting_from(job))).problems == (), "a price needs no archive"
     with pytest.raises(InvalidError, match=r"has no tensor model\.embed_tokens\.weight of shape"):

@@ -1,6 +1,6 @@
 """What an answer may go on with, by what followed the same words before."""
 
-from trainer.serve.stages.drafts import FIRST_GUESS, DraftedAnswer
+from trainer.serve.stages.ngrams import FIRST_GUESS, DraftedAnswer
 from trainer.serve.stages.passes import DRAFTS
 
 

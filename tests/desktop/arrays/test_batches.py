@@ -1,0 +1,237 @@
+"""Several elements in one container: each finds and leaves what it would alone, and what is no clean success is run alone."""
+
+import asyncio
+import contextlib
+import os
+import shutil
+import subprocess
+import time
+from pathlib import Path
+
+import msgspec
+import pytest
+from docker.errors import APIError
+
+from desktop.agent.arrays import held_array
+from desktop.agent.arrays.batch_shell import LOOP, work_of
+from desktop.agent.arrays.element_place import MOST_SPOILT
+from protocol.job.elements import DropElements
+from protocol.node import Assign
+from protocol.task import TaskFailed
+from tests.desktop.arrays.conftest import Stage, StartStage, archive_of
+from tests.support.arrays.images import busybox_layer
+
+pytestmark = pytest.mark.docker
+
+
+def made(it: Stage, assign: Assign) -> int:
+    """How many containers of a lease were made so far, the porter included."""
+    wanted = {"event": "create", "label": f"network.cottage.lease={assign.lease}"}
+    return len(list(it.sandbox.client.events(since=0, until=time.time(), decode=True, filters=wanted)))
+
+
+async def test_elements_of_a_batch_share_a_container_and_find_nothing_of_each_other(stage: StartStage) -> None:
+    async with stage() as it:
+        shared = it.coordinator.store(b"for all\n")
+        assign = await it.array(inputs={"deep/er/shared.txt": shared}, environment={"GREETING": "it's"}, batch=8)
+        await it.ready(assign)
+        before = made(it, assign)
+        first = it.element(
+            'echo "$GREETING $COTTAGE_NAME $COTTAGE_ELEMENT" > said; echo printed; pwd; mkdir sub; echo x > sub/b'
+        )
+        second = it.element(
+            "cat /in/own /in/deep/er/shared.txt > own; echo left > /tmp/left; sleep 60 & echo x > /tmp/.hidden",
+            own=b"only mine\n",
+        )
+        third = it.element(
+            "ls -A /in /out /tmp > seen; cat; ls -d /proc/[0-9]* | wc -l > processes; cat /proc/*/cmdline > names"
+        )
+        large = it.element("dd if=/dev/zero of=big bs=1024 count=3000 2>/dev/null")
+        await it.send(assign, first, second, third, large)
+        await it.coordinator.until(lambda: len(it.ends(assign)) == 4)
+        ends = it.ends(assign)
+        assert it.files(ends[1]) == {"said": b"it's e1 1\n", "sub/b": b"x\n"}
+        assert ends[1].tail == ("printed", "/out")
+        assert it.files(ends[2]) == {"own": b"only mine\nfor all\n"}
+        assert it.files(ends[3])["seen"].split() == [b"/in:", b"deep", b"run.sh", b"/out:", b"seen", b"/tmp:"]
+        assert b"sleep\x0060" not in it.files(ends[3])["names"], "it is ended, and may wait to be reaped"
+        assert it.files(ends[4]) == {"big": bytes(3_072_000)}
+        assert made(it, assign) - before == 1
+
+
+async def test_what_is_no_clean_success_in_a_batch_is_run_alone_and_told_as_what_it_was_there(
+    stage: StartStage,
+) -> None:
+    async with stage() as it:
+        assign = await it.array(seconds=2.0, batch=64)
+        await it.ready(assign)
+        ways = {
+            "echo a > x": ("exited", 0),
+            "exit 3": ("exited", 3),
+            "sleep 60": ("time", 0),
+            "dd if=/dev/zero of=/dev/null bs=200M count=1": ("memory", 0),
+            "dd if=/dev/zero of=/out/x bs=1024 count=40000": ("disk", 0),
+            "ln -s /etc/passwd link": ("disk", 0),
+            "/no/such/program": ("exited", 127),
+            "kill -9 $$": ("exited", 137),
+            "kill -9 $PPID; sleep 60": ("time", 0),
+            "i=0; while [ $i -lt 3000 ]; do echo $i; i=$((i+1)); done; echo b > x": ("exited", 0),
+            "echo c > x": ("exited", 0),
+        }
+        scripts = list(ways)
+        ends = [*await it.run(assign, *scripts[:4]), *await it.run(assign, *scripts[4:])]
+        assert {script: (end.outcome, end.code) for script, end in zip(ways, ends, strict=True)} == ways
+        assert it.files(ends[-2]) == {"x": b"b\n"}
+        assert ends[-2].tail == tuple(str(number) for number in range(2980, 3000))
+        assert it.files(ends[-1]) == {"x": b"c\n"}
+
+
+async def test_one_that_depends_on_what_ran_before_is_run_alone_where_that_is_asked_for(stage: StartStage) -> None:
+    async with stage() as it:
+        assign = await it.array(batch=8)
+        await it.ready(assign)
+        # What an element leaves in shared memory is found by the next of its batch, and of no other container.
+        script = "ls /dev/shm > seen; echo x > /dev/shm/left"
+        first, second, third = it.element(script), it.element(script), it.element(script)
+        await it.send(assign, first, second, msgspec.structs.replace(third, alone=True))
+        await it.coordinator.until(lambda: len(it.ends(assign)) == 3)
+        seen = [it.files(it.ends(assign)[run.run])["seen"] for run in (first, second, third)]
+        assert seen == [b"", b"left\n", b""]
+
+
+async def test_a_batch_ends_with_a_run_that_nobody_waits_for_and_is_held_with_its_owner(stage: StartStage) -> None:
+    async with stage() as it:
+        assign = await it.array(seconds=5.0, batch=8)
+        await it.ready(assign)
+        runs = [
+            it.element("echo a > x"),
+            it.element("sleep 50"),
+            it.element("echo b > x"),
+            it.element("sleep 2; echo c > x"),
+        ]
+        await it.send(assign, *runs[:3])
+        await it.coordinator.until(lambda: runs[1].run in it.begun(assign))
+        await it.coordinator.command(it.running.address, assign, DropElements((runs[1].run,)))
+        await it.coordinator.until(lambda: it.ends(assign).keys() == {runs[0].run, runs[2].run})
+        await it.send(assign, runs[3])
+        await it.coordinator.until(lambda: runs[3].run in it.begun(assign))
+        (task,) = it.running.agent._holdings.tasks.values()
+        await task.freeze(True)
+        await asyncio.sleep(6)  # Longer than its time, which does not count meanwhile.
+        assert runs[3].run not in it.ends(assign)
+        await task.freeze(False)
+        await it.coordinator.until(lambda: runs[3].run in it.ends(assign))
+        assert it.files(it.ends(assign)[runs[3].run]) == {"x": b"c\n"}
+
+
+async def test_an_image_without_a_shell_runs_each_of_its_elements_alone(stage: StartStage, tmp_path: Path) -> None:
+    layer = busybox_layer(tools=())
+    async with stage(archive=archive_of(tmp_path, layers=[layer])) as it:
+        assign = await it.array(command=("/bin/busybox", "sh", "/in/run.sh"), batch=8)
+        await it.ready(assign)
+        ends = await it.run(assign, "echo a > x", "echo b > x")
+        assert [it.files(end) for end in ends] == [{"x": b"a\n"}, {"x": b"b\n"}]
+
+
+async def test_who_reaches_into_a_batch_ends_the_lease_and_it_is_told(stage: StartStage) -> None:
+    async with stage() as it:
+        assign = await it.array(batch=8)
+        await it.ready(assign)
+        await it.run(assign, "echo a > x")  # Now it waits for the next.
+        mine = {"label": f"network.cottage.lease={assign.lease}"}
+        found = [
+            one
+            for one in it.sandbox.client.containers.list(filters=mine)
+            if one.attrs["Config"]["Entrypoint"][0] == "sh"
+        ]
+        with contextlib.suppress(APIError):  # It may be dead before the command has begun.
+            await asyncio.to_thread(found[0].exec_run, ["true"])
+        await it.send(assign, it.element("echo b > x"))
+        await it.coordinator.until(lambda: it.coordinator.bodies(TaskFailed, assign.lease))
+        assert it.coordinator.bodies(TaskFailed, assign.lease)[0].tampered
+
+
+def batches(it: Stage, assign: Assign) -> list[str]:
+    """What the containers of a lease's batches are doing."""
+    mine = {"label": f"network.cottage.lease={assign.lease}"}
+    found = it.sandbox.client.containers.list(all=True, filters=mine, ignore_removed=True)
+    return [one.status for one in found if (own := one.attrs["Config"])["OpenStdin"] and own["Entrypoint"][0] == "sh"]
+
+
+async def test_a_batch_is_held_between_its_elements_too_and_ends_where_nothing_is_to_do(
+    stage: StartStage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(held_array, "IDLE_S", 600.0)
+    async with stage() as it:
+        assign = await it.array(batch=8)
+        await it.ready(assign)
+        await it.run(assign, "echo a > x")  # Whatever its image has left running there goes on.
+        (task,) = it.running.agent._holdings.tasks.values()
+        await task.freeze(True)
+        assert batches(it, assign) == ["paused"]
+        await task.freeze(False)
+        assert batches(it, assign) == ["running"]
+        monkeypatch.setattr(held_array, "IDLE_S", 0.5)
+        (end,) = await it.run(assign, "echo b > x")
+        assert it.files(end) == {"x": b"b\n"}
+        await it.coordinator.until(lambda: not batches(it, assign))
+        (end,) = await it.run(assign, "echo c > x")
+        assert it.files(end) == {"x": b"c\n"}
+
+
+async def test_a_run_alone_has_no_batch_beside_it(stage: StartStage) -> None:
+    async with stage() as it:
+        assign = await it.array(batch=8)
+        await it.ready(assign)
+        await it.run(assign, "echo a > x")
+        alone = it.element("sleep 3; echo b > x")
+        await it.send(assign, msgspec.structs.replace(alone, alone=True))
+        await it.coordinator.until(lambda: alone.run in it.begun(assign))
+        assert batches(it, assign) == []
+
+
+async def test_what_batches_never_do_is_run_alone_at_once(stage: StartStage) -> None:
+    async with stage() as it:
+        assign = await it.array(batch=8)
+        await it.ready(assign)
+        before = made(it, assign)
+        ends = await it.run(assign, *["exit 1"] * 8)
+        assert {end.code for end in ends} == {1}
+        assert made(it, assign) - before == 8 + MOST_SPOILT
+
+
+@pytest.mark.parametrize("shell", ["busybox", "dash", "bash"])
+def test_variables_of_an_image_are_its_elements_own(shell: str) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"no {shell} here")
+    words = [program, "sh"] if shell == "busybox" else [program]
+    own = {"mark": "a", "work": "/app/work", "code": "/app/code", "one": "1"}
+    line = work_of(("sh", "-c", 'echo "$mark $work $code $one"'), {"N": "1"})
+    loop = LOOP.replace("kill -s KILL", ": kill").replace("/tmp", "/nowhere")
+    asked = f"m\n{line}\nn\n{line}\n"
+    done = subprocess.run(
+        [*words, "-c", loop], input=asked, capture_output=True, text=True, check=True, env={**os.environ, **own}
+    )
+    assert done.stdout == "a /app/work /app/code 1\n\nm 0\na /app/work /app/code 1\n\nn 0\n"
+
+
+@pytest.mark.parametrize("shell", ["busybox", "dash", "bash"])
+def test_a_shell_runs_what_it_is_told_and_gives_marks_and_codes(shell: str) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"no {shell} here")
+    words = [program, "sh"] if shell == "busybox" else [program]
+    awkward = ("printf", "%s|", "it's", 'a "b" $HOME `id` \\', "", "*", "-n")
+    lines = [work_of(awkward, {"NAME": "x y'z"}), work_of(("sh", "-c", "echo $NAME; exit 7"), {"NAME": "$(id)"})]
+    asked = "".join(f"mark{number}\n{line}\n" for number, line in enumerate(lines))
+    # On this machine it would end everything.
+    loop = LOOP.replace("kill -s KILL", ": kill").replace("/tmp", "/nowhere")
+    done = subprocess.run([*words, "-c", loop], input=asked, capture_output=True, text=True, check=True)
+    assert done.stdout == 'it\'s|a "b" $HOME `id` \\||*|-n|\nmark0 0\n$(id)\n\nmark1 7\n'
+
+
+def test_what_a_line_cannot_say_has_a_container_of_its_own() -> None:
+    assert work_of(("a", "b\nc"), {"N": "1"}) is None
+    assert work_of(("a",), {"N": "x\ry"}) is None
+    assert work_of(("a", "x" * 20_000), {"N": "1"}) is None
