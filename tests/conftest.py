@@ -3,7 +3,9 @@
 import contextlib
 import os
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Generator, Iterator
+from typing import Any
 
 import pytest
 
@@ -39,6 +41,18 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a draw costs is a test's own."""
     seeds.first_draw(item)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_report_to_serializable() -> Generator[None, Any, Any]:
+    """No test ends the run by what it says."""
+    return together.printable((yield))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_warning_recorded(warning_message: warnings.WarningMessage) -> None:
+    """No warning ends the run by what it says."""
+    together.tell_printable(warning_message)
 
 
 @pytest.hookimpl(optionalhook=True)

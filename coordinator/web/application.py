@@ -28,6 +28,7 @@ from coordinator.web.once import Once
 from coordinator.web.operation.invitations import InvitationRoutes
 from coordinator.web.operation.routes import OperationRoutes
 from coordinator.web.pages.account import AccountPages
+from coordinator.web.pages.form_parts import keep_no_odd_headers
 from coordinator.web.pages.identity import IdentityPages
 from coordinator.web.pages.site import Site
 from coordinator.web.route import Route, register
@@ -48,6 +49,7 @@ def setup(
         auth: knows who a request is from.
         replays: remembers what was answered to changing requests.
     """
+    keep_no_odd_headers()
     site = Site(services)
     protect(app, site.error_page)
     install(

@@ -1,4 +1,7 @@
-"""Which end-to-end tests one process of pytest-xdist runs, in order, while others run beside them."""
+"""Which end-to-end tests one process of pytest-xdist runs, in order, while others run beside them, and what it tells of each."""
+
+import warnings
+from typing import Any
 
 import pytest
 from xdist.scheduler import LoadScopeScheduling
@@ -43,3 +46,20 @@ class EngineInTurn(LoadScopeScheduling):
 
     def _split_scope(self, nodeid: str) -> str:
         return "engine" if on_the_engine(nodeid) else nodeid
+
+
+def printable(told: Any) -> Any:
+    """A report as plain data, with lone surrogates, as strangers' bytes become, written as escapes: they would end the whole run."""
+    if isinstance(told, str):
+        return told.encode("utf-8", "backslashreplace").decode()
+    if isinstance(told, dict):
+        return {printable(key): printable(value) for key, value in told.items()}
+    if isinstance(told, (list, tuple)):
+        return type(told)(printable(value) for value in told)
+    return told
+
+
+def tell_printable(warning: warnings.WarningMessage) -> None:
+    """The same, of what a warning says."""
+    if isinstance(warning.message, Warning):
+        warning.message.args = printable(warning.message.args)

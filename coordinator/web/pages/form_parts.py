@@ -1,11 +1,19 @@
 """Forms with files, as browsers send them (``multipart/form-data``): the one way to read them, whatever arrives."""
 
 import re
+import warnings
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from aiohttp import BodyPartReader, ClientConnectionError, MultipartReader, web
+from aiohttp import (
+    BadContentDispositionHeader,
+    BadContentDispositionParam,
+    BodyPartReader,
+    ClientConnectionError,
+    MultipartReader,
+    web,
+)
 from aiohttp.http_exceptions import HttpProcessingError
 
 from common.untrusted_text import REPLACEMENT, untrusted
@@ -20,6 +28,12 @@ from protocol.rest.api import NewUpload
 CHUNK_BYTES = 1 << 18
 _NO_TEXT = re.compile("[\ud800-\udfff\0]")
 """What bytes become that are no UTF-8, in a part's header; no page and no document takes them."""
+
+
+def keep_no_odd_headers() -> None:
+    """Have this process forget what aiohttp warns of: Python keeps each text of a warning for ever, and strangers write these."""
+    for kind in (BadContentDispositionHeader, BadContentDispositionParam):
+        warnings.simplefilter("ignore", kind)
 
 
 @dataclass(frozen=True)

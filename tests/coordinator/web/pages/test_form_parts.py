@@ -74,7 +74,11 @@ async def test_a_part_that_cannot_be_read_is_refused_in_words(
 
 @pytest.mark.parametrize("path", INPUTS)
 async def test_no_bytes_of_a_form_are_a_fault_of_ours(
-    house: House, http: aiohttp.ClientSession, caplog: pytest.LogCaptureFixture, path: str
+    recwarn: pytest.WarningsRecorder,
+    house: House,
+    http: aiohttp.ClientSession,
+    caplog: pytest.LogCaptureFixture,
+    path: str,
 ) -> None:
     good = whole(text("name", "n"), file(INPUTS[path], b"n1.txt"), text("count", "3"), text("action", "quote"))
     dice = random.Random(7)
@@ -89,6 +93,7 @@ async def test_no_bytes_of_a_form_are_a_fault_of_ours(
             status, said = await post(http, house, path, bytes(body))
             assert status in (200, 403, 413, 422), (status, said, body)
     assert not caplog.records
+    assert not [str(warning.message) for warning in recwarn], "Python keeps the text of each for ever"
 
 
 @pytest.mark.parametrize("path", INPUTS)
