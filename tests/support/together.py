@@ -49,7 +49,7 @@ class EngineInTurn(LoadScopeScheduling):
 
 
 def printable(told: Any) -> Any:
-    """A report as plain data, with lone surrogates, as strangers' bytes become, written as escapes: they would end the whole run."""
+    """A report as plain data, with lone surrogates, as strangers' bytes become, written as escapes: they would end the run."""
     if isinstance(told, str):
         return told.encode("utf-8", "backslashreplace").decode()
     if isinstance(told, dict):
