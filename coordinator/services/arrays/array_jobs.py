@@ -14,7 +14,7 @@ from coordinator.domain.job import JobState, Wish
 from coordinator.domain.lease import Lease
 from coordinator.services.arrays.array_staffing import ArrayStaffing
 from coordinator.services.arrays.element_votes import ElementVotes
-from coordinator.services.arrays.open_arrays import OpenArray, OpenArrays
+from coordinator.services.arrays.open_arrays import OpenArray, OpenArrays, array_of
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
@@ -58,6 +58,7 @@ class ArrayJobs(PeriodJobs):
             return
         work.leases[lease.id] = msgspec.structs.replace(lease, state="ready", env_class=body.env_class)
         self._change_tally(work, slots={**work.run.tally.slots, lease.id: body.slots})
+        self.staffing.has_image(lease.node, array_of(work).image)
         work.note("ready", f"node {lease.node} is ready, for {body.slots} at a time")
 
     async def moved(self, work: UnitOfWork, lease: Lease, body: ElementsMoved) -> None:

@@ -17,12 +17,14 @@ from coordinator.services.payments.period_jobs import give_up_late
 from coordinator.services.training.staffing import FORGIVEN_S, MAX_FAULTS_PER_NODE
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord
+from protocol.ids import Digest
 from protocol.job.array import ArraySpec
 from protocol.plan import MAX_REPLICAS
 from protocol.task import Layers
 
 START_S = 1_800.0  # To fetch the image, which may have gigabytes, and to try it.
 STAFF_S = 1.0  # Between two looks at who is free.
+MAX_IMAGES = 1_000  # Of which it is remembered who has them, those used last.
 
 
 def runs_it(node: Candidate, array: ArraySpec, containers: bool) -> bool:
@@ -43,6 +45,13 @@ class ArrayStaffing:
     def __init__(self, context: Context, nodes: Nodes, arrays: OpenArrays) -> None:
         self._context, self._nodes, self._arrays = context, nodes, arrays
         self._wants: dict[str, tuple[int, int]] = {}  # Job -> nodes that it could use, and that it has.
+        self._has: dict[Digest, set[str]] = {}  # Image -> nodes that had it since the coordinator began.
+
+    def has_image(self, node: str, image: Digest) -> None:
+        """A node has fetched it, so it is asked first where somebody runs it again: an image may have gigabytes."""
+        self._has[image] = self._has.pop(image, set()) | {node}
+        if len(self._has) > MAX_IMAGES:
+            del self._has[next(iter(self._has))]
 
     def forget(self, job: str) -> None:
         """It wants nobody any more."""
@@ -141,7 +150,8 @@ class ArrayStaffing:
         return frozenset(lease.node for lease in work.leases.values()) - set(kept.values())
 
     async def _grant(self, work: UnitOfWork, free: list[Candidate], most: int) -> None:
-        able = await self._forgiven(work, free)
+        has = self._has.get(array_of(work).image, ())
+        able = sorted(await self._forgiven(work, free), key=lambda one: one.node not in has)
         if work.run is None and able:
             work.run = Run((Layers(0, 0),), MAX_REPLICAS, total_steps=0, inner_steps=1, evaluate=())
         owed = set() if work.run is None else {one.replica for one in work.run.tally.owed.values()}

@@ -3,7 +3,7 @@
 from coordinator.domain.job import JobState
 from coordinator.domain.lease import Lease
 from coordinator.services.network.claims import CLAIM_S, LAPSE_S, Claims
-from tests.coordinator.arrays.arrayed import ArrayWorld, truth
+from tests.coordinator.arrays.arrayed import IMAGE, ArrayWorld, truth
 from tests.coordinator.arrays.test_array_jobs import check_books
 from tests.coordinator.fakes import DATASET, spec
 from tests.sim.world import SimClock
@@ -128,3 +128,28 @@ def test_who_stands_by_for_another_job_can_be_claimed_and_who_has_a_seat_cannot(
 
 def lease(job: str, node: str, stage: int | None) -> Lease:
     return Lease(f"{job}{node}", job, node, "owner", 1, stage, stage, 0.0)
+
+
+async def test_who_has_an_image_is_asked_first_to_run_it_again() -> None:
+    world = ArrayWorld()
+    other = world.artifacts.keep(IMAGE + b"other")
+    for number in (1, 2):
+        await world.come(number)
+    first = await world.submit(world.document(10_000))
+    await turns(world, 20)
+    for number in (3, 4):
+        await world.come(number)
+    second = await world.submit(world.document(1, image=other))
+    await world.until_over(second)
+    await world.parts.jobs.cancel(first)
+    await world.until_over(first)
+    assert await nodes_of(world, second) == {3, 4}, "the others were busy"
+    for image, nodes in ((other, {3, 4}), (world.artifacts.keep(IMAGE), {1, 2})):
+        again = await world.submit(world.document(1, image=image))
+        await world.until_over(again)
+        assert await nodes_of(world, again) == nodes
+
+
+async def nodes_of(world: ArrayWorld, job: str) -> set[int]:
+    leased = {lease.node for lease in await world.leases(job)}
+    return {node.number for node in world.nodes if node.node in leased}
