@@ -14,7 +14,7 @@ from protocol.identity import ADDRESS_BYTES, parse_address
 
 MAX_TEXT = 2000
 """Characters that a field has to take, for what does not belong there to be told apart."""
-_COPY = "copy the address from the wallet that is to be paid"
+_COPY = "copy the address from the wallet itself"
 _SECRET = (
     "this is {0}, not its address, and whoever has it has the money. Nothing of it is kept or sent from here. If anybody may "
     "have seen it (a shell keeps a history), move the money to a new wallet; then " + _COPY

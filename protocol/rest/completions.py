@@ -6,7 +6,7 @@ Unknown fields of requests are passed over, as servers of this API do. Those tha
 are refused, since an answer that silently does without is a wrong one.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Annotated, Any, Literal
 
@@ -31,6 +31,7 @@ from protocol.serving import (
 )
 
 MAX_MESSAGES = 1000
+MAX_PROMPTS = 32
 MAX_NAME = 100
 Stop = Annotated[str, Meta(min_length=1, max_length=MAX_STOP)]
 Stops = Annotated[tuple[Stop, ...], Meta(max_length=MAX_STOPS)]
@@ -220,9 +221,9 @@ class ChatCompletionRequest(_Request, frozen=True, kw_only=True):
 
 
 class CompletionRequest(_Request, frozen=True, kw_only=True):
-    """A text to go on with, also as a list of one, as some clients write it."""
+    """A text to go on with, or a list of them, each of which has a choice of its own."""
 
-    prompt: PromptText | Annotated[tuple[PromptText, ...], Meta(min_length=1, max_length=1)]
+    prompt: PromptText | Annotated[tuple[PromptText, ...], Meta(min_length=1, max_length=MAX_PROMPTS)]
     suffix: str | None = None
     logprobs: Annotated[int, Meta(ge=0, le=MAX_LIKELIEST)] | None = None
     echo: bool | None = None
@@ -237,12 +238,22 @@ class CompletionRequest(_Request, frozen=True, kw_only=True):
         }
         return next((name for name, is_asked in refused.items() if is_asked), "") or super().unsupported()
 
-    def command(self, seed: int) -> GenerateCommand:
-        """What is asked of the model; without ``max_tokens`` sixteen tokens, as of old. Raises MessageError as that of chats."""
+    def commands(self, seeds: Callable[[], int]) -> list[GenerateCommand]:
+        """What is asked of the model, for each text; without ``max_tokens`` sixteen tokens, as of old.
+
+        Raises:
+            MessageError: as that of chats; a stream of several texts.
+        """
         self._check_stream()
+        texts = (self.prompt,) if isinstance(self.prompt, str) else self.prompt
+        if self.stream and len(texts) > 1:
+            raise MessageError("a stream goes on with one text: leave stream out, or ask for each by itself", "stream")
+        return [self._command(text, seeds()) for text in texts]
+
+    def _command(self, text: str, seed: int) -> GenerateCommand:
         return GenerateCommand(
             "1",
-            self.prompt if isinstance(self.prompt, str) else self.prompt[0],
+            text,
             tokens=self.max_tokens or 16,
             sampling=self._sampling(seed),
             schema=None if self.response_format is None else self.response_format.schema,

@@ -18,7 +18,7 @@ from coordinator.domain.serving import AdapterPoint, ModelPoint
 from coordinator.errors import CottageError, InvalidError, NotFoundError
 from coordinator.services.accounts.budgets import COMPLETIONS
 from coordinator.services.jobs import ports
-from coordinator.web.auth import costs, principal
+from coordinator.web.auth import budgets_of, costs, principal
 from coordinator.web.documents import read_document
 from coordinator.web.http import COMPLETION, answer
 from coordinator.web.route import Route
@@ -46,9 +46,10 @@ from protocol.rest.completions import (
     completion_logprobs,
 )
 from protocol.rest.embeddings import EmbeddingList, EmbeddingRequest, embeddings_of
-from protocol.serving import AnsweredReport, AnswerReport, EmbeddedReport, TextReport, TokenLogprob
+from protocol.serving import AnsweredReport, AnswerReport, EmbeddedReport, GenerateCommand, TextReport, TokenLogprob
 
 MAX_MODELS = 100
+AT_A_TIME = 8  # Texts of one request; of an account twice as many are under way.
 _NAME = re.compile(r"([0-9a-f]{32})(?:@(start|[0-9]{1,9})|:([0-9a-f]{32}))?")
 _DONE = b"data: [DONE]\n\n"
 _ERRORS = (400, 404)
@@ -172,15 +173,38 @@ class CompletionRoutes:
         number = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
         counts = asked.stream_options is not None and asked.stream_options.include_usage
         shape = _Shape(number, asked.model, counts, chat, int(time.time()))
-        command = asked.command(secrets.randbits(63))
-        async with while_there(request), aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
-            try:
-                if asked.stream:
-                    return await _streamed(request, shape, reports)
-                return answer(await _whole(shape, reports))
-            except CottageError as error:
-                error.field = _param(error.field, chat)
-                raise
+        first, *others = asked.commands(_seed) if isinstance(asked, CompletionRequest) else [asked.command(_seed())]
+        try:
+            async with while_there(request):
+                if others:
+                    return answer(await self._together(request, shape, job, point, (first, *others)))
+                async with aclosing(self._outputs.complete(job, point, first)) as reports:  # type: ignore[type-var]
+                    if asked.stream:
+                        return await _streamed(request, shape, reports)
+                    return answer(await _whole(shape, reports))
+        except CottageError as error:
+            error.field = _param(error.field, chat)
+            raise
+
+    async def _together(
+        self, request: web.Request, shape: "_Shape", job: str, point: ModelPoint, commands: Sequence[GenerateCommand]
+    ) -> Completion:
+        """Several texts of one request; each counts as a request of its own. What is wrong with one is told of all."""
+        await budgets_of(request).take(COMPLETIONS, principal(request).account_id, len(commands) - 1)
+        turn = asyncio.Semaphore(AT_A_TIME)
+
+        async def one(command: GenerateCommand) -> Completion:
+            async with turn, aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
+                made = await _whole(shape, reports)
+            assert isinstance(made, Completion)
+            return made
+
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(one(command)) for command in commands]
+        except ExceptionGroup as errors:
+            raise errors.exceptions[0] from None
+        return _joined([task.result() for task in tasks])
 
     async def _found(self, request: web.Request, name: str) -> tuple[str, ModelPoint]:
         """The caller's job that a model's name means, and which of its models."""
@@ -255,6 +279,20 @@ async def _whole(shape: _Shape, reports: Reports) -> ChatCompletion | Completion
     return shape.whole("".join(texts), told, report)
 
 
+def _joined(answers: Sequence[Completion]) -> Completion:
+    """One answer with a choice for each, in their order."""
+    choices = tuple(
+        msgspec.structs.replace(choice, index=index) for index, one in enumerate(answers) for choice in one.choices
+    )
+    counts = [one.usage for one in answers if one.usage is not None]
+    prompt, said = sum(one.prompt_tokens for one in counts), sum(one.completion_tokens for one in counts)
+    nodes = dict.fromkeys(name for one in answers if one.cottage is not UNSET for name in one.cottage.nodes)
+    by = AnsweredBy(tuple(nodes)) if nodes else UNSET
+    return msgspec.structs.replace(
+        answers[0], choices=choices, usage=TokenUsage(prompt, said, prompt + said), cottage=by
+    )
+
+
 async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> web.StreamResponse:
     """Piece by piece. What is refused at once is an ordinary error. The line is kept alive while a model is loaded, and while a
     node is waited for in mid-answer."""
@@ -276,6 +314,10 @@ async def _streamed(request: web.Request, shape: _Shape, reports: Reports) -> we
         assert isinstance(report, AnsweredReport)
         await out.write(shape.last(report))
     return response
+
+
+def _seed() -> int:
+    return secrets.randbits(63)
 
 
 def _param(field: str, chat: bool) -> str:

@@ -401,7 +401,7 @@ def test_a_request_becomes_what_a_model_is_asked() -> None:
         assert (command.choice, command.tools) == (wanted_choice, (SUM,))
         assert (command.schema is None) is wanted_choice.forced, "a call has the form of its function alone"
     text = CompletionRequest(model="m", prompt="a", temperature=0)
-    assert text.command(5) == GenerateCommand("1", "a", tokens=16, sampling=Sampling(0, seed=5))
+    assert text.commands(lambda: 5) == [GenerateCommand("1", "a", tokens=16, sampling=Sampling(0, seed=5))]
 
 
 async def test_what_a_real_model_cannot_answer_has_openais_shape(answering: str, client: AsyncOpenAI) -> None:
