@@ -116,16 +116,19 @@ class Checkpoints:
             known = self._made(key)
             if known is not None and await self._artifacts.has(known):
                 return known
-            made = self._under_way = asyncio.create_task(self._make(key, make, turn.pop_all()), name="model folder")
-        return await asyncio.shield(made)
+            made = self._under_way = asyncio.create_task(self._make(key, make), name="model folder")
+            told = asyncio.shield(made)
+            # Behind ``told``, so that who asked first goes on first.
+            made.add_done_callback(lambda _: self._making.release())
+            turn.pop_all()
+        return await told
 
-    async def _make(self, key: tuple[str, int, bool], make: Callable[[], Awaitable[str]], turn: AsyncExitStack) -> str:
-        async with turn:
-            known = await make()
-            self._folders[key] = (known, self._context.clock.time())
-            self._folders.move_to_end(key)
-            while len(self._folders) > MAX_FOLDERS:
-                self._folders.popitem(last=False)
+    async def _make(self, key: tuple[str, int, bool], make: Callable[[], Awaitable[str]]) -> str:
+        known = await make()
+        self._folders[key] = (known, self._context.clock.time())
+        self._folders.move_to_end(key)
+        while len(self._folders) > MAX_FOLDERS:
+            self._folders.popitem(last=False)
         return known
 
     def folders(self) -> Sequence[str]:
