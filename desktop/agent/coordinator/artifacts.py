@@ -15,6 +15,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp import AddrInfoType
@@ -35,10 +36,12 @@ from transport.sctp.allowance import Allowance
 ARTIFACT_PATH = "/api/v1/artifacts/"
 MAX_ARTIFACT = 64 << 30  # The weights of the largest model that a home machine could hold a stage of.
 CACHE_BYTES = 20 << 30  # A few datasets and checkpoints; what was used longest ago goes first.
+PART = ".part"
 CHUNK = 1 << 20
 UNSENT = 64 << 10  # Bytes in the kernel that have not left: what waits there overtakes whatever comes first.
 STALL_S = 60.0  # Nothing received or taken for so long: the connection is dead.
 MAX_TRANSFERS = 4  # At once; a coordinator grants a node a few.
+MAX_LEFT = 8  # Downloads that nobody waits for any more, and that are gone on with where somebody does.
 # Tries with a refused token: a restarted coordinator knows none until this node has said hello again.
 MAX_FORBIDDEN = 10
 UNWANTED = 410  # The audit is over, or another member has brought the state.
@@ -79,6 +82,24 @@ class Download:
     writer: SealedWriter
     length: int | None = None
 
+    @classmethod
+    def begun(cls, path: Path) -> "Download":
+        """One that is to be at ``path``; raises OSError. Its own file has a name that no other has: one may still be let go."""
+        key = fresh_key()
+        return cls(key, SealedWriter(path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}"), key))
+
+    def finish(self, digest: str) -> bool:
+        """All has come: whether it is what ``digest`` names. Raises OSError where the disk does not take the rest."""
+        self.writer.finish()
+        return _hash(self.writer.path, self.key) == digest
+
+    def abandon(self) -> None:
+        """Delete what has come."""
+        with contextlib.suppress(
+            PermissionError
+        ):  # Windows keeps what is being read: it is deleted where room is made.
+            self.writer.abandon()
+
 
 class Artifacts:
     """The artifacts of one coordinator. Transfers repeat through cuts and restarts until they succeed or are cancelled."""
@@ -106,9 +127,10 @@ class Artifacts:
         self._token: str | None = None
         self._authorised = asyncio.Event()
         self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
-        self._locks: dict[str, asyncio.Lock] = {}
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # Of what somebody is at.
         self.contents = CacheContents() if contents is None else contents
         self._downloads: dict[str, Download] = {}
+        self._left: dict[str, Download] = {}  # Whoever takes one out has it alone.
         self._http: aiohttp.ClientSession | None = None
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in folder.iterdir():
@@ -136,8 +158,7 @@ class Artifacts:
         Raises:
             ArtifactError: the coordinator does not have it, or keeps sending other bytes.
         """
-        lock = self._locks.setdefault(digest, asyncio.Lock())
-        async with lock:
+        async with self._locks.setdefault(digest, asyncio.Lock()):
             path = self._folder / digest
             if path.exists():
                 key = self.contents.keys.get(digest)
@@ -147,7 +168,6 @@ class Artifacts:
                 LOG.warning("the cached artifact %s is damaged: fetching it again", digest)
                 path.unlink()
             self.contents.keys[digest] = key = await self._download(digest, path)
-        self._locks.pop(digest, None)
         await asyncio.to_thread(self._make_room, path)
         return Cached(path, key)
 
@@ -159,13 +179,11 @@ class Artifacts:
 
     async def drop(self, digest: str) -> None:
         """Delete an artifact that will not be wanted soon."""
-        lock = self._locks.setdefault(digest, asyncio.Lock())
-        async with lock:
+        async with self._locks.setdefault(digest, asyncio.Lock()):
             with contextlib.suppress(PermissionError):  # Windows keeps what is being read.
                 # Of gigabytes that takes a while.
                 await asyncio.to_thread((self._folder / digest).unlink, missing_ok=True)
                 self.contents.keys.pop(digest, None)
-        self._locks.pop(digest, None)
 
     async def fetch_payload(self, digest: str) -> Payload:
         """The bytes that ``digest`` names, on the disk; raises as ``fetch``."""
@@ -251,25 +269,40 @@ class Artifacts:
 
     async def _download(self, digest: str, path: Path) -> bytes:
         """Have the artifact at ``path``; returns its key. What a cut or a cancelled download has left here is gone on with."""
-        part = path.with_suffix(".part")
         for _ in range(DAMAGED_TRIES):
-            download = self._downloads.get(digest)
-            if download is None:
-                key = fresh_key()
-                download = self._downloads[digest] = Download(key, SealedWriter(part, key))
-            writer = download.writer
-            await self._repeat(
-                lambda http, headers, one=download: self._get(http, headers, digest, one),  # type: ignore[misc]
-                f"fetching the artifact {digest}",
-            )
-            del self._downloads[digest]
-            await asyncio.to_thread(writer.finish)
-            if await asyncio.to_thread(_hash, part, download.key) == digest:
-                part.replace(path)
-                return download.key
+            download = self._left.pop(digest, None) or Download.begun(path)
+            self._downloads[digest] = download
+            try:
+                await self._repeat(
+                    lambda http, headers, one=download: self._get(http, headers, digest, one),  # type: ignore[misc]
+                    f"fetching the artifact {digest}",
+                )
+            except BaseException as error:
+                self._let_go(digest, download, isinstance(error, asyncio.CancelledError))
+                raise
+            finally:
+                del self._downloads[digest]
+            try:
+                if await asyncio.to_thread(download.finish, digest):
+                    download.writer.path.replace(path)
+                    return download.key
+            except BaseException:
+                download.abandon()
+                raise
             LOG.warning("the artifact %s arrived damaged", digest)
-            writer.abandon()
+            download.abandon()
         raise ArtifactError(f"the coordinator sent other bytes than {digest} names, {DAMAGED_TRIES} times")
+
+    def _let_go(self, digest: str, download: Download, may_go_on: bool) -> None:
+        """Of a download that its asker does not wait for any more: the newest few are kept, in files that count as cached."""
+        if not may_go_on or not download.writer.size:
+            download.abandon()
+            return
+        self._left[digest] = download
+        self._most += _size(download.writer.path)
+        for oldest in list(self._left)[:-MAX_LEFT]:
+            if (one := self._left.pop(oldest, None)) is not None:
+                one.abandon()
 
     async def _get(self, http: aiohttp.ClientSession, headers: dict[str, str], digest: str, download: Download) -> None:
         """Append what is missing of the artifact."""
@@ -333,8 +366,11 @@ class Artifacts:
         for file in sorted(found.keys() - {keep}, key=lambda file: found[file].st_mtime):
             if total <= self._limit:
                 break
-            if file.stem in self._locks:
+            digest = file.name.partition(".")[0]
+            if digest in self._locks:
                 continue  # Being fetched or handed out.
+            if file.suffix == PART and (left := self._left.pop(digest, None)) is not None:
+                left.abandon()
             with contextlib.suppress(PermissionError):  # Windows keeps what is being read.
                 file.unlink(missing_ok=True)
                 total -= found[file].st_size

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.gpu import Device, detect, processor
 from desktop.agent.base.log import MAX_TEXT, printable
 from desktop.agent.base.payloads import SmallPayload
-from desktop.agent.coordinator.artifacts import Artifacts
+from desktop.agent.coordinator.artifacts import MAX_LEFT, Artifacts
 from desktop.agent.coordinator.report_outbox import (
     MAX_UNACKNOWLEDGED,
     REPORTS_BURST,
@@ -275,6 +276,75 @@ async def test_a_refused_upload_is_an_error_and_a_stored_one_can_be_repeated(
     coordinator.unwanted.add(answers)
     with pytest.raises(UnwantedError, match="any more"):
         await artifacts.upload(SmallPayload(b"mine"), digest, lease, answers)
+    await artifacts.aclose()
+
+
+async def cancelled_underway(coordinator: Double, artifacts: Artifacts, data: bytes) -> str:
+    """Begin to fetch ``data``, and let go of it once a part is here."""
+    digest = coordinator.store(data)
+    coordinator.hang_after = len(data) // 2
+    fetching = asyncio.create_task(artifacts.fetch(digest))
+    await coordinator.until(lambda: artifacts.arrived([digest]))
+    coordinator.hang_after = None
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+    return digest
+
+
+def open_files(folder: Path) -> list[str]:
+    """Which files in a folder this process has open."""
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [link for link in links if Path(link).parent == folder.resolve()]
+
+
+async def test_a_cancelled_download_is_gone_on_with(coordinator: Double, artifacts: Artifacts, tmp_path: Path) -> None:
+    data = bytes(range(200)) * 5_000
+    artifacts.limit(10 * len(data))
+    digest = await cancelled_underway(coordinator, artifacts, data)
+    assert (await artifacts.fetch(digest)).read() == data
+    assert coordinator.requests[-1][2].startswith("bytes=")
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {digest}
+    await artifacts.aclose()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux tells which files are open")
+async def test_few_cancelled_downloads_keep_what_they_have(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    artifacts.limit(1 << 30)
+    for number in range(MAX_LEFT + 3):
+        await cancelled_underway(coordinator, artifacts, bytes([number]) * 100_000)
+    assert len(list((tmp_path / "cache").iterdir())) == MAX_LEFT
+    assert len(open_files(tmp_path / "cache")) == MAX_LEFT
+    await artifacts.aclose()
+
+
+async def test_a_cancelled_download_of_which_nothing_came_leaves_nothing(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    digest = coordinator.store(b"wanted")
+    coordinator.tokens.clear()
+    fetching = asyncio.create_task(artifacts.fetch(digest))
+    await coordinator.until(lambda: coordinator.requests)
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+    assert list((tmp_path / "cache").iterdir()) == []
+    await artifacts.aclose()
+
+
+async def test_what_cancelled_downloads_have_left_makes_room(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    await cancelled_underway(coordinator, artifacts, b"a" * 200_000)
+    wanted = await artifacts.fetch(coordinator.store(b"b" * 1000))
+    assert list((tmp_path / "cache").iterdir()) == [wanted.path]
+    await artifacts.aclose()
+
+
+async def test_a_refused_artifact_leaves_nothing(artifacts: Artifacts, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="404"):
+        await artifacts.fetch("0" * 64)
+    assert list((tmp_path / "cache").iterdir()) == []
     await artifacts.aclose()
 
 
