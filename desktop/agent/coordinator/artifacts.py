@@ -40,7 +40,7 @@ PART = ".part"
 CHUNK = 1 << 20
 UNSENT = 64 << 10  # Bytes in the kernel that have not left: what waits there overtakes whatever comes first.
 STALL_S = 60.0  # Nothing received or taken for so long: the connection is dead.
-MAX_TRANSFERS = 4  # At once; a coordinator grants a node a few.
+MAX_DOWNLOADS, MAX_UPLOADS = 4, 3  # At once; a coordinator grants a node a few.
 MAX_LEFT = 8  # Downloads that nobody waits for any more, and that are gone on with where somebody does.
 # Tries with a refused token: a restarted coordinator knows none until this node has said hello again.
 MAX_FORBIDDEN = 10
@@ -126,7 +126,8 @@ class Artifacts:
         self._pacing = pacing or TransferPacing(clock, Allowance(), dict)
         self._token: str | None = None
         self._authorised = asyncio.Event()
-        self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
+        # A result that waits for what others are to read would be late, and unpaid.
+        self._down, self._up = asyncio.Semaphore(MAX_DOWNLOADS), asyncio.Semaphore(MAX_UPLOADS)
         self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # Of what somebody is at.
         self.contents = CacheContents() if contents is None else contents
         self._downloads: dict[str, Download] = {}
@@ -228,7 +229,7 @@ class Artifacts:
                     await self._pacing.arrived(len(chunk))
 
         if begin < end:
-            await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
+            await self._repeat(self._down, get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
 
     async def upload(self, payload: Payload, digest: str, lease: str, answers: str, urgent: bool = False) -> None:
         """Store ``payload`` with the coordinator; storing it twice is the same as once.
@@ -265,7 +266,7 @@ class Artifacts:
                 async with http.put(url, data=body(), headers=sized, timeout=patient) as answer:
                     await _check(answer, digest)
 
-        await self._repeat(put, f"storing the artifact {digest}")
+        await self._repeat(self._up, put, f"storing the artifact {digest}")
 
     async def _download(self, digest: str, path: Path) -> bytes:
         """Have the artifact at ``path``; returns its key. What a cut or a cancelled download has left here is gone on with."""
@@ -274,6 +275,7 @@ class Artifacts:
             self._downloads[digest] = download
             try:
                 await self._repeat(
+                    self._down,
                     lambda http, headers, one=download: self._get(http, headers, digest, one),  # type: ignore[misc]
                     f"fetching the artifact {digest}",
                 )
@@ -327,13 +329,16 @@ class Artifacts:
                 await self._pacing.arrived(len(chunk))
 
     async def _repeat(
-        self, transfer: Callable[[aiohttp.ClientSession, dict[str, str]], Awaitable[None]], what: str
+        self,
+        places: asyncio.Semaphore,
+        transfer: Callable[[aiohttp.ClientSession, dict[str, str]], Awaitable[None]],
+        what: str,
     ) -> None:
         failures = forbidden = 0
         while True:
             await self._authorised.wait()
             try:
-                async with self._transfers:
+                async with places:
                     await transfer(self._session(), {"Authorization": f"Bearer {self._token}"})
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 failures += 1

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.clock import SystemClock
+from coordinator.web.transfers import MAX_TRANSFERS_PER_NODE
 from desktop.agent.app.startup import _is_readable_on_the_way
 from desktop.agent.base.budget import ByteBudget
 from desktop.agent.base.config import Home, Settings
@@ -19,7 +20,7 @@ from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.gpu import Device, detect, processor
 from desktop.agent.base.log import MAX_TEXT, printable
 from desktop.agent.base.payloads import SmallPayload
-from desktop.agent.coordinator.artifacts import MAX_LEFT, Artifacts
+from desktop.agent.coordinator.artifacts import MAX_DOWNLOADS, MAX_LEFT, MAX_UPLOADS, Artifacts
 from desktop.agent.coordinator.report_outbox import (
     MAX_UNACKNOWLEDGED,
     REPORTS_BURST,
@@ -46,7 +47,7 @@ from protocol.node import HeldLease, JobEarned
 from protocol.task import TaskFailed
 from protocol.worker import PeerHeader, TensorName
 from tests.desktop.conftest import JOB, SCRIPT, plan_of
-from tests.desktop.coordinator_double import Double
+from tests.desktop.coordinator_double import PATIENCE_S, Double
 from tests.support.clock import VirtualClock
 
 A, B, C = (NodeKey(bytes([number]) * 32).address for number in (1, 2, 3))
@@ -346,6 +347,26 @@ async def test_a_refused_artifact_leaves_nothing(artifacts: Artifacts, tmp_path:
         await artifacts.fetch("0" * 64)
     assert list((tmp_path / "cache").iterdir()) == []
     await artifacts.aclose()
+
+
+async def test_a_result_waits_for_no_download(coordinator: Double, artifacts: Artifacts) -> None:
+    coordinator.hang_after = 0
+    wanted = [coordinator.store(bytes([number])) for number in range(12)]
+    fetching = [asyncio.create_task(artifacts.fetch(digest)) for digest in wanted]
+    await coordinator.until(lambda: len(coordinator.requests) == MAX_DOWNLOADS)
+    digest = hashlib.sha256(b"mine").hexdigest()
+    async with asyncio.timeout(PATIENCE_S):
+        await artifacts.upload(SmallPayload(b"mine"), digest, "a" * 32, audit_answer("b" * 32))
+    assert coordinator.artifacts[digest] == b"mine"
+    assert not any(task.done() for task in fetching)
+    for task in fetching:
+        task.cancel()
+    await asyncio.gather(*fetching, return_exceptions=True)
+    await artifacts.aclose()
+
+
+def test_a_coordinator_grants_a_node_what_it_moves_at_once() -> None:
+    assert MAX_DOWNLOADS + MAX_UPLOADS < MAX_TRANSFERS_PER_NODE
 
 
 # --- earnings, settings, home -------------------------------------------------------------------------------------------
