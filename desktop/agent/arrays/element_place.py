@@ -205,7 +205,8 @@ class ElementPlace:
         except (CarryError, OSError) as error:
             self._laid = {}
             await self._anew()
-            return self._end(run, "inputs", said=f"its inputs cannot be laid in: {error}")
+            outcome: ElementOutcome = "owner" if isinstance(error, OSError) else "inputs"
+            return self._end(run, outcome, said=f"its inputs cannot be laid in: {error}")
         try:
             work = self._batched(run)
             found = None if work is None else await self._run_batched(run, work, begun)

@@ -27,7 +27,7 @@ from common.errors import SealedFileError
 from common.http_sessions import open_session
 from common.urls import at, parse_url
 from desktop.agent.base.log import LOG
-from desktop.agent.base.payloads import Payload
+from desktop.agent.base.payloads import FilePayload, Payload
 from desktop.agent.coordinator.cache_contents import CacheContents
 from desktop.agent.coordinator.transfer_pacing import TransferPacing
 from desktop.agent.errors import ArtifactError, UnwantedError
@@ -50,10 +50,11 @@ DAMAGED_TRIES = 3  # A transfer may be damaged once by chance; a store that alwa
 
 @dataclass(frozen=True)
 class Cached:
-    """An artifact on the disk, and what it can be read with."""
+    """An artifact on the disk, and what it can be read with. The cache keeps it while somebody has this, or what it gives."""
 
     path: Path
     key: bytes
+    turn: asyncio.Lock
 
     def payload(self) -> Payload:
         """All of it, to be read piece by piece: as long as it is being read the cache does not lose it.
@@ -65,6 +66,19 @@ class Cached:
             return SealedFile(self.path, self.key)
         except (SealedFileError, OSError) as error:
             raise ArtifactError(f"the artifact {self.path.name} cannot be used: {error}") from error
+
+    def closed(self) -> Payload:
+        """The same, which is open only while some of it is being read: of these many may wait.
+
+        Raises:
+            SealedFileError, OSError: the disk cannot give it.
+        """
+        with SealedFile(self.path, self.key) as file:
+            return FilePayload(file.size, self._span)
+
+    def _span(self, wanted: slice) -> bytes:
+        with SealedFile(self.path, self.key) as file:
+            return file.read(wanted.start, wanted.stop)
 
     def read(self) -> bytes:
         """The same in memory, in a thread."""
@@ -154,23 +168,25 @@ class Artifacts:
             await self._http.close()
 
     async def fetch(self, digest: str) -> Cached:
-        """A file with exactly the bytes that ``digest`` names. It stays until the cache needs room.
+        """A file with exactly the bytes that ``digest`` names. It stays until nobody has it and the cache needs room.
 
         Raises:
             ArtifactError: the coordinator does not have it, or keeps sending other bytes.
+            OSError: the disk does not take it.
         """
-        async with self._locks.setdefault(digest, asyncio.Lock()):
+        turn = self._locks.setdefault(digest, asyncio.Lock())
+        async with turn:
             path = self._folder / digest
             if path.exists():
                 key = self.contents.keys.get(digest)
                 if key is not None and await asyncio.to_thread(_hash, path, key) == digest:
                     os.utime(path)
-                    return Cached(path, key)
+                    return Cached(path, key, turn)
                 LOG.warning("the cached artifact %s is damaged: fetching it again", digest)
                 path.unlink()
             self.contents.keys[digest] = key = await self._download(digest, path)
         await asyncio.to_thread(self._make_room, path)
-        return Cached(path, key)
+        return Cached(path, key, turn)
 
     def arrived(self, digests: Iterable[str]) -> float | None:
         """How much of those that are on their way is here, as a share of their bytes; None: none is, or nobody knows."""
@@ -189,6 +205,10 @@ class Artifacts:
     async def fetch_payload(self, digest: str) -> Payload:
         """The bytes that ``digest`` names, on the disk; raises as ``fetch``."""
         return await asyncio.to_thread((await self.fetch(digest)).payload)
+
+    async def fetch_closed(self, digest: str) -> Payload:
+        """The same for one of many: no file is open until it is read. Raises SealedFileError, and as ``fetch``."""
+        return await asyncio.to_thread((await self.fetch(digest)).closed)
 
     def adopt(self, path: Path, key: bytes) -> Path | None:
         """Keep a file beside where it lies, as long as the cache has room for it; None where the disk cannot."""
