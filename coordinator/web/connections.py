@@ -7,7 +7,6 @@ by a coordinator that only says that it is not ready yet.
 import asyncio
 import ipaddress
 import logging
-import resource
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -16,6 +15,7 @@ from typing import Any
 from aiohttp import hdrs, web
 from aiohttp.web_protocol import RequestHandler
 
+from common.open_files import raise_limit
 from common.urls import ip_of
 
 MAX_CONNECTIONS = 32_768  # 20,000 nodes, 4,096 streams, and pages.
@@ -111,22 +111,14 @@ def _is_here(address: str) -> bool:
 
 def _affordable() -> int:
     """As many as fit, with the system's limit on open files raised as far as it lets us."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = (
-        MAX_CONNECTIONS + RESERVED_FILES
-        if hard == resource.RLIM_INFINITY
-        else min(hard, MAX_CONNECTIONS + RESERVED_FILES)
-    )
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
-        soft = wanted
-    found = MAX_CONNECTIONS if soft == resource.RLIM_INFINITY else max(1, min(MAX_CONNECTIONS, soft - RESERVED_FILES))
+    granted = raise_limit(MAX_CONNECTIONS + RESERVED_FILES)
+    found = MAX_CONNECTIONS if granted is None else max(1, min(MAX_CONNECTIONS, granted - RESERVED_FILES))
     if found < MAX_CONNECTIONS:
         LOG.warning(
             "connections at a time: %d, since the system grants %d open files and %d are kept for database and tools: "
             "raise the limit for more (ulimit -n)",
             found,
-            soft,
+            granted,
             RESERVED_FILES,
         )
     return found

@@ -72,6 +72,7 @@ class Double:
     waiting: int = 0
     gone: list[str] = field(default_factory=list)
     cut_after: int | None = None
+    hang_after: int | None = None
     damage: int = 0
     tamper: Callable[[str, Signal], Signal | None] | None = None
     key: identity.NodeKey | None = None
@@ -259,6 +260,9 @@ class Double:
             assert request.transport is not None
             request.transport.close()
             return response
+        if self.hang_after is not None:
+            await response.write(data[start : start + self.hang_after])
+            await asyncio.Event().wait()
         await response.write(data[start:])
         return response
 

@@ -3,8 +3,8 @@
 ::
 
     agent                                       the container's shell
-      a mark, and what to run (two lines)  ->   runs it; ends what it has left; empties /tmp
-                                           <-   what it printed, then the mark and its exit code
+      a mark, and what to run (two lines)  ->   runs it; ends what it has left; empties /tmp and shared memory
+                                           <-   what it printed, then the mark, its exit code, and whether anything is left
 
 What an element reads and leaves is laid in and taken out between two runs, as where each has a container of its own. The loop is
 in the hands of whoever it runs: an element can forge the end of the next one. Both are the same submitter's, and what counts is
@@ -22,32 +22,48 @@ from typing import Final
 
 from desktop.agent.sandbox.base import MAX_LOG_BYTES
 
+_FOLDERS = ("/tmp", "/dev/shm", "/dev/mqueue")  # noqa: S108 - the container's own
+_PLACES = " ".join(f"{folder}/{names}" for folder in _FOLDERS for names in ("*", ".[!.]*", "..?*"))
 # A variable that the image has by one of these names would reach elements with the shell's value, so no image has such names.
-# ``kill`` is the shell's own: it spares itself and the first process. ``rm`` is the image's, where anything is left.
-LOOP: Final = r"""
+# ``kill`` is the shell's own: it spares itself and the first process. ``rm`` and ``chmod`` are the image's, if it has them.
+# Segments and queues of System V are lines below a heading, and nothing that each image has can remove them.
+LOOP: Final = rf"""
 while IFS= read -r _cottage_mark && IFS= read -r _cottage_work; do
   (eval "$_cottage_work") </dev/null 2>&1
   _cottage_code=$?
   kill -s KILL -- -1 2>/dev/null
-  for _cottage_one in /tmp/* /tmp/.[!.]* /tmp/..?*; do
-    if [ -e "$_cottage_one" ] || [ -h "$_cottage_one" ]; then rm -rf /tmp/* /tmp/.[!.]* /tmp/..?*; break; fi
+  for _cottage_try in rm chmod look; do
+    _cottage_left=
+    for _cottage_one in {_PLACES}; do
+      if [ -e "$_cottage_one" ] || [ -h "$_cottage_one" ]; then _cottage_left=' left'; break; fi
+    done
+    if [ -z "$_cottage_left" ]; then break; fi
+    if [ $_cottage_try = chmod ]; then chmod -R u+rwX {_PLACES}; fi
+    if [ $_cottage_try != look ]; then rm -rf {_PLACES}; fi
   done 2>/dev/null
-  printf '\n%s %s\n' "$_cottage_mark" "$_cottage_code"
+  for _cottage_one in /proc/sysvipc/*; do
+    if {{ IFS= read -r _cottage_try && IFS= read -r _cottage_try; }} <"$_cottage_one"; then _cottage_left=' left'; fi
+  done 2>/dev/null
+  printf '\n%s %s%s\n' "$_cottage_mark" "$_cottage_code" "$_cottage_left"
 done
 """
 SHELL: Final = ("sh", "-c", LOOP)
 MAX_WORK: Final = 16 << 10  # A shell reads its line byte by byte.
 PIECE: Final = 64 << 10
 _MARK_BYTES: Final = 16
-_ENDED = re.compile(rb"\d{1,3}\n")
+_ENDED = re.compile(rb"(\d{1,3})( left)?\n")
 
 
 @dataclass(frozen=True)
 class BatchedEnd:
-    """An element's exit code, and the last that it printed. ``code`` None: its whole container has ended."""
+    """An element's exit code, and the last that it printed. ``code`` None: its whole container has ended.
+
+    ``left``: something of it is still there, so the next element needs another container.
+    """
 
     code: int | None
     said: str = ""
+    left: bool = False
 
 
 def work_of(command: Sequence[str], environment: Mapping[str, str]) -> str | None:
@@ -104,5 +120,6 @@ class BatchShell:
             self._heard += piece
             at = self._heard.rfind(sign)
             if at >= 0 and (code := _ENDED.fullmatch(self._heard, at + len(sign))):
-                return BatchedEnd(int(code[0]), bytes(self._heard[:at]).decode(errors="replace"))
+                said = bytes(self._heard[:at]).decode(errors="replace")
+                return BatchedEnd(int(code[1]), said, left=code[2] is not None)
             del self._heard[:-MAX_LOG_BYTES]

@@ -205,7 +205,8 @@ class ElementPlace:
         except (CarryError, OSError) as error:
             self._laid = {}
             await self._anew()
-            return self._end(run, "inputs", said=f"its inputs cannot be laid in: {error}")
+            outcome: ElementOutcome = "owner" if isinstance(error, OSError) else "inputs"
+            return self._end(run, outcome, said=f"its inputs cannot be laid in: {error}")
         try:
             work = self._batched(run)
             found = None if work is None else await self._run_batched(run, work, begun)
@@ -279,7 +280,7 @@ class ElementPlace:
             finished = await self._succeeded_batched(run, ended, tools.clock.now() - began)
         if not self._unwanted:
             self._tried, self._spoilt = self._tried + 1, self._spoilt + (finished is None)
-        if finished is None or batch.shell.begun >= tools.array.batch:
+        if finished is None or batch.shell.begun >= tools.array.batch or (ended is not None and ended.left):
             await self._end_batch(batch, ended)
         await self._empty()
         return self._end(run, "owner") if self._unwanted else finished

@@ -135,7 +135,7 @@ class HeldArray(HeldTask):
         checker = self.assign.files.get("checker", image)
         async with arrays.images.held(image, self.array) as loaded, arrays.images.held(checker, self.array) as looking:
             for digest in dict.fromkeys(self.array.inputs.values()):
-                self._shared[digest] = await self.tools.artifacts.fetch_payload(digest)
+                self._shared[digest] = await self.tools.artifacts.fetch_closed(digest)
             self.state = "starting"
             number, size = self._sizes(arrays)
             tools = PlaceTools(
@@ -202,6 +202,7 @@ class HeldArray(HeldTask):
             if inputs is None or run.run in self._dropped:
                 continue
             finished = await place.run(run, inputs, lambda run=run: self._has_begun(run))  # type: ignore[misc]
+            del inputs  # The cache may let go of them.
             self.done += 1
             if run.run in self._dropped:
                 continue
@@ -234,16 +235,14 @@ class HeldArray(HeldTask):
         found: dict[str, tuple[str, Payload]] = {}
         try:
             for path, digest in inputs_of_element(self.array, run.element).items():
-                payload = self._shared.get(digest) or await self._short(
-                    await self.tools.artifacts.fetch_payload(digest)
-                )
+                payload = self._shared.get(digest) or await self._short(await self.tools.artifacts.fetch_closed(digest))
                 found[path] = (digest, payload)
             if run.check is not None:
                 found |= await self._looked_at(run.check)
-        except (ArtifactError, ValueError, SealedFileError) as error:
+        except (ArtifactError, ValueError, SealedFileError, OSError) as error:
             LOG.warning("%s: the inputs of %s: %s", self, run.index, error)
             self._has_begun(run)
-            self._note_end(ElementEnd(run.run, "inputs"))
+            self._note_end(ElementEnd(run.run, "owner" if isinstance(error, OSError) else "inputs"))
             return None
         return found
 

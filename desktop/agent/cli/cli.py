@@ -21,6 +21,7 @@ from rich.table import Table
 
 from common import gc_tuning, tracing
 from common.console import Terminal
+from common.open_files import raise_limit
 from common.options import whole
 from common.terminal import complain, complain_of_no_answer, say, say_json
 from common.untrusted_text import untrusted
@@ -65,6 +66,7 @@ _SETTINGS = (
     "loopback",
     "always",
 )
+OPEN_FILES = 4_096  # Links, transfers, containers, and files of many jobs; systems begin with 256 to 1,024.
 _RATE_HELP = "bytes a second that links may {}: 5M, 40Mbit or off"
 
 
@@ -221,6 +223,7 @@ def _run(options: argparse.Namespace) -> int:
         from desktop.agent.app import service  # Loads the network and the ledger, which the other words can do without.
 
         told = Home(home.path, trial=options.trial)
+        raise_limit(OPEN_FILES)
         gc_tuning.settle()
         try:
             tracing.start("cottage-node")

@@ -15,6 +15,7 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import aiohttp
 from aiohttp import AddrInfoType
@@ -26,7 +27,7 @@ from common.errors import SealedFileError
 from common.http_sessions import open_session
 from common.urls import at, parse_url
 from desktop.agent.base.log import LOG
-from desktop.agent.base.payloads import Payload
+from desktop.agent.base.payloads import FilePayload, Payload
 from desktop.agent.coordinator.cache_contents import CacheContents
 from desktop.agent.coordinator.transfer_pacing import TransferPacing
 from desktop.agent.errors import ArtifactError, UnwantedError
@@ -35,10 +36,12 @@ from transport.sctp.allowance import Allowance
 ARTIFACT_PATH = "/api/v1/artifacts/"
 MAX_ARTIFACT = 64 << 30  # The weights of the largest model that a home machine could hold a stage of.
 CACHE_BYTES = 20 << 30  # A few datasets and checkpoints; what was used longest ago goes first.
+PART = ".part"
 CHUNK = 1 << 20
 UNSENT = 64 << 10  # Bytes in the kernel that have not left: what waits there overtakes whatever comes first.
 STALL_S = 60.0  # Nothing received or taken for so long: the connection is dead.
-MAX_TRANSFERS = 4  # At once; a coordinator grants a node a few.
+MAX_DOWNLOADS, MAX_UPLOADS = 4, 3  # At once; a coordinator grants a node a few.
+MAX_LEFT = 8  # Downloads that nobody waits for any more, and that are gone on with where somebody does.
 # Tries with a refused token: a restarted coordinator knows none until this node has said hello again.
 MAX_FORBIDDEN = 10
 UNWANTED = 410  # The audit is over, or another member has brought the state.
@@ -47,10 +50,11 @@ DAMAGED_TRIES = 3  # A transfer may be damaged once by chance; a store that alwa
 
 @dataclass(frozen=True)
 class Cached:
-    """An artifact on the disk, and what it can be read with."""
+    """An artifact on the disk, and what it can be read with. The cache keeps it while somebody has this, or what it gives."""
 
     path: Path
     key: bytes
+    turn: asyncio.Lock
 
     def payload(self) -> Payload:
         """All of it, to be read piece by piece: as long as it is being read the cache does not lose it.
@@ -62,6 +66,19 @@ class Cached:
             return SealedFile(self.path, self.key)
         except (SealedFileError, OSError) as error:
             raise ArtifactError(f"the artifact {self.path.name} cannot be used: {error}") from error
+
+    def closed(self) -> Payload:
+        """The same, which is open only while some of it is being read: of these many may wait.
+
+        Raises:
+            SealedFileError, OSError: the disk cannot give it.
+        """
+        with SealedFile(self.path, self.key) as file:
+            return FilePayload(file.size, self._span)
+
+    def _span(self, wanted: slice) -> bytes:
+        with SealedFile(self.path, self.key) as file:
+            return file.read(wanted.start, wanted.stop)
 
     def read(self) -> bytes:
         """The same in memory, in a thread."""
@@ -78,6 +95,24 @@ class Download:
     key: bytes
     writer: SealedWriter
     length: int | None = None
+
+    @classmethod
+    def begun(cls, path: Path) -> "Download":
+        """One that is to be at ``path``; raises OSError. Its own file has a name that no other has: one may still be let go."""
+        key = fresh_key()
+        return cls(key, SealedWriter(path.with_name(f"{path.name}.{secrets.token_hex(4)}{PART}"), key))
+
+    def finish(self, digest: str) -> bool:
+        """All has come: whether it is what ``digest`` names. Raises OSError where the disk does not take the rest."""
+        self.writer.finish()
+        return _hash(self.writer.path, self.key) == digest
+
+    def abandon(self) -> None:
+        """Delete what has come."""
+        with contextlib.suppress(
+            PermissionError
+        ):  # Windows keeps what is being read: it is deleted where room is made.
+            self.writer.abandon()
 
 
 class Artifacts:
@@ -105,10 +140,12 @@ class Artifacts:
         self._pacing = pacing or TransferPacing(clock, Allowance(), dict)
         self._token: str | None = None
         self._authorised = asyncio.Event()
-        self._transfers = asyncio.Semaphore(MAX_TRANSFERS)
-        self._locks: dict[str, asyncio.Lock] = {}
+        # A result that waits for what others are to read would be late, and unpaid.
+        self._down, self._up = asyncio.Semaphore(MAX_DOWNLOADS), asyncio.Semaphore(MAX_UPLOADS)
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # Of what somebody is at.
         self.contents = CacheContents() if contents is None else contents
         self._downloads: dict[str, Download] = {}
+        self._left: dict[str, Download] = {}  # Whoever takes one out has it alone.
         self._http: aiohttp.ClientSession | None = None
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         for file in folder.iterdir():
@@ -131,25 +168,25 @@ class Artifacts:
             await self._http.close()
 
     async def fetch(self, digest: str) -> Cached:
-        """A file with exactly the bytes that ``digest`` names. It stays until the cache needs room.
+        """A file with exactly the bytes that ``digest`` names. It stays until nobody has it and the cache needs room.
 
         Raises:
             ArtifactError: the coordinator does not have it, or keeps sending other bytes.
+            OSError: the disk does not take it.
         """
-        lock = self._locks.setdefault(digest, asyncio.Lock())
-        async with lock:
+        turn = self._locks.setdefault(digest, asyncio.Lock())
+        async with turn:
             path = self._folder / digest
             if path.exists():
                 key = self.contents.keys.get(digest)
                 if key is not None and await asyncio.to_thread(_hash, path, key) == digest:
                     os.utime(path)
-                    return Cached(path, key)
+                    return Cached(path, key, turn)
                 LOG.warning("the cached artifact %s is damaged: fetching it again", digest)
                 path.unlink()
             self.contents.keys[digest] = key = await self._download(digest, path)
-        self._locks.pop(digest, None)
         await asyncio.to_thread(self._make_room, path)
-        return Cached(path, key)
+        return Cached(path, key, turn)
 
     def arrived(self, digests: Iterable[str]) -> float | None:
         """How much of those that are on their way is here, as a share of their bytes; None: none is, or nobody knows."""
@@ -159,17 +196,19 @@ class Artifacts:
 
     async def drop(self, digest: str) -> None:
         """Delete an artifact that will not be wanted soon."""
-        lock = self._locks.setdefault(digest, asyncio.Lock())
-        async with lock:
+        async with self._locks.setdefault(digest, asyncio.Lock()):
             with contextlib.suppress(PermissionError):  # Windows keeps what is being read.
                 # Of gigabytes that takes a while.
                 await asyncio.to_thread((self._folder / digest).unlink, missing_ok=True)
                 self.contents.keys.pop(digest, None)
-        self._locks.pop(digest, None)
 
     async def fetch_payload(self, digest: str) -> Payload:
         """The bytes that ``digest`` names, on the disk; raises as ``fetch``."""
         return await asyncio.to_thread((await self.fetch(digest)).payload)
+
+    async def fetch_closed(self, digest: str) -> Payload:
+        """The same for one of many: no file is open until it is read. Raises SealedFileError, and as ``fetch``."""
+        return await asyncio.to_thread((await self.fetch(digest)).closed)
 
     def adopt(self, path: Path, key: bytes) -> Path | None:
         """Keep a file beside where it lies, as long as the cache has room for it; None where the disk cannot."""
@@ -210,7 +249,7 @@ class Artifacts:
                     await self._pacing.arrived(len(chunk))
 
         if begin < end:
-            await self._repeat(get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
+            await self._repeat(self._down, get, f"fetching bytes {begin:,} to {end:,} of the artifact {digest}")
 
     async def upload(self, payload: Payload, digest: str, lease: str, answers: str, urgent: bool = False) -> None:
         """Store ``payload`` with the coordinator; storing it twice is the same as once.
@@ -247,29 +286,45 @@ class Artifacts:
                 async with http.put(url, data=body(), headers=sized, timeout=patient) as answer:
                     await _check(answer, digest)
 
-        await self._repeat(put, f"storing the artifact {digest}")
+        await self._repeat(self._up, put, f"storing the artifact {digest}")
 
     async def _download(self, digest: str, path: Path) -> bytes:
         """Have the artifact at ``path``; returns its key. What a cut or a cancelled download has left here is gone on with."""
-        part = path.with_suffix(".part")
         for _ in range(DAMAGED_TRIES):
-            download = self._downloads.get(digest)
-            if download is None:
-                key = fresh_key()
-                download = self._downloads[digest] = Download(key, SealedWriter(part, key))
-            writer = download.writer
-            await self._repeat(
-                lambda http, headers, one=download: self._get(http, headers, digest, one),  # type: ignore[misc]
-                f"fetching the artifact {digest}",
-            )
-            del self._downloads[digest]
-            await asyncio.to_thread(writer.finish)
-            if await asyncio.to_thread(_hash, part, download.key) == digest:
-                part.replace(path)
-                return download.key
+            download = self._left.pop(digest, None) or Download.begun(path)
+            self._downloads[digest] = download
+            try:
+                await self._repeat(
+                    self._down,
+                    lambda http, headers, one=download: self._get(http, headers, digest, one),  # type: ignore[misc]
+                    f"fetching the artifact {digest}",
+                )
+            except BaseException as error:
+                self._let_go(digest, download, isinstance(error, asyncio.CancelledError))
+                raise
+            finally:
+                del self._downloads[digest]
+            try:
+                if await asyncio.to_thread(download.finish, digest):
+                    download.writer.path.replace(path)
+                    return download.key
+            except BaseException:
+                download.abandon()
+                raise
             LOG.warning("the artifact %s arrived damaged", digest)
-            writer.abandon()
+            download.abandon()
         raise ArtifactError(f"the coordinator sent other bytes than {digest} names, {DAMAGED_TRIES} times")
+
+    def _let_go(self, digest: str, download: Download, may_go_on: bool) -> None:
+        """Of a download that its asker does not wait for any more: the newest few are kept, in files that count as cached."""
+        if not may_go_on or not download.writer.size:
+            download.abandon()
+            return
+        self._left[digest] = download
+        self._most += _size(download.writer.path)
+        for oldest in list(self._left)[:-MAX_LEFT]:
+            if (one := self._left.pop(oldest, None)) is not None:
+                one.abandon()
 
     async def _get(self, http: aiohttp.ClientSession, headers: dict[str, str], digest: str, download: Download) -> None:
         """Append what is missing of the artifact."""
@@ -294,13 +349,16 @@ class Artifacts:
                 await self._pacing.arrived(len(chunk))
 
     async def _repeat(
-        self, transfer: Callable[[aiohttp.ClientSession, dict[str, str]], Awaitable[None]], what: str
+        self,
+        places: asyncio.Semaphore,
+        transfer: Callable[[aiohttp.ClientSession, dict[str, str]], Awaitable[None]],
+        what: str,
     ) -> None:
         failures = forbidden = 0
         while True:
             await self._authorised.wait()
             try:
-                async with self._transfers:
+                async with places:
                     await transfer(self._session(), {"Authorization": f"Bearer {self._token}"})
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
                 failures += 1
@@ -333,8 +391,11 @@ class Artifacts:
         for file in sorted(found.keys() - {keep}, key=lambda file: found[file].st_mtime):
             if total <= self._limit:
                 break
-            if file.stem in self._locks:
+            digest = file.name.partition(".")[0]
+            if digest in self._locks:
                 continue  # Being fetched or handed out.
+            if file.suffix == PART and (left := self._left.pop(digest, None)) is not None:
+                left.abandon()
             with contextlib.suppress(PermissionError):  # Windows keeps what is being read.
                 file.unlink(missing_ok=True)
                 total -= found[file].st_size

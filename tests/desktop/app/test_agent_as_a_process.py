@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import json
 import os
+import resource
 import signal
 import sys
 from collections.abc import AsyncIterator, Mapping
@@ -16,6 +17,7 @@ import docker
 import pytest
 
 from desktop.agent.app import status
+from desktop.agent.cli.cli import OPEN_FILES
 from desktop.agent.errors import AgentError
 from ledger.client import Ledger, LedgerConfig, job_bytes
 from ledger.money import Amount
@@ -148,6 +150,21 @@ async def test_an_agent_that_finds_no_coordinator_waits_and_can_be_stopped(tmp_p
         assert (view.state, view.tasks) == ("connecting", ())
         code, log = await node.end(signal.SIGTERM)
         assert (code, "Traceback" in log) == (0, False)
+
+
+async def test_an_agent_may_open_more_files_than_systems_begin_with(tmp_path: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1_024, before[1]))
+    try:
+        async with agent_program(tmp_path / "home", "http://127.0.0.1:9", "--sandbox", "process") as node:
+            assert node.process.stderr is not None
+            async with asyncio.timeout(30):
+                while b"no connection to http://127.0.0.1:9" not in await node.process.stderr.readline():
+                    pass
+            soft, hard = resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE)
+            assert soft == min(hard, OPEN_FILES)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 import asyncio
 import hashlib
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from common.clock import SystemClock
+from coordinator.web.transfers import MAX_TRANSFERS_PER_NODE
 from desktop.agent.app.startup import _is_readable_on_the_way
 from desktop.agent.base.budget import ByteBudget
 from desktop.agent.base.config import Home, Settings
@@ -18,7 +20,7 @@ from desktop.agent.base.exception_groups import main_error
 from desktop.agent.base.gpu import Device, detect, processor
 from desktop.agent.base.log import MAX_TEXT, printable
 from desktop.agent.base.payloads import SmallPayload
-from desktop.agent.coordinator.artifacts import Artifacts
+from desktop.agent.coordinator.artifacts import MAX_DOWNLOADS, MAX_LEFT, MAX_UPLOADS, Artifacts
 from desktop.agent.coordinator.report_outbox import (
     MAX_UNACKNOWLEDGED,
     REPORTS_BURST,
@@ -45,7 +47,7 @@ from protocol.node import HeldLease, JobEarned
 from protocol.task import TaskFailed
 from protocol.worker import PeerHeader, TensorName
 from tests.desktop.conftest import JOB, SCRIPT, plan_of
-from tests.desktop.coordinator_double import Double
+from tests.desktop.coordinator_double import PATIENCE_S, Double
 from tests.support.clock import VirtualClock
 
 A, B, C = (NodeKey(bytes([number]) * 32).address for number in (1, 2, 3))
@@ -276,6 +278,95 @@ async def test_a_refused_upload_is_an_error_and_a_stored_one_can_be_repeated(
     with pytest.raises(UnwantedError, match="any more"):
         await artifacts.upload(SmallPayload(b"mine"), digest, lease, answers)
     await artifacts.aclose()
+
+
+async def cancelled_underway(coordinator: Double, artifacts: Artifacts, data: bytes) -> str:
+    """Begin to fetch ``data``, and let go of it once a part is here."""
+    digest = coordinator.store(data)
+    coordinator.hang_after = len(data) // 2
+    fetching = asyncio.create_task(artifacts.fetch(digest))
+    await coordinator.until(lambda: artifacts.arrived([digest]))
+    coordinator.hang_after = None
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+    return digest
+
+
+def open_files(folder: Path) -> list[str]:
+    """Which files in a folder this process has open."""
+    links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+    return [link for link in links if Path(link).parent == folder.resolve()]
+
+
+async def test_a_cancelled_download_is_gone_on_with(coordinator: Double, artifacts: Artifacts, tmp_path: Path) -> None:
+    data = bytes(range(200)) * 5_000
+    artifacts.limit(10 * len(data))
+    digest = await cancelled_underway(coordinator, artifacts, data)
+    assert (await artifacts.fetch(digest)).read() == data
+    assert coordinator.requests[-1][2].startswith("bytes=")
+    assert {path.name for path in (tmp_path / "cache").iterdir()} == {digest}
+    await artifacts.aclose()
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux tells which files are open")
+async def test_few_cancelled_downloads_keep_what_they_have(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    artifacts.limit(1 << 30)
+    for number in range(MAX_LEFT + 3):
+        await cancelled_underway(coordinator, artifacts, bytes([number]) * 100_000)
+    assert len(list((tmp_path / "cache").iterdir())) == MAX_LEFT
+    assert len(open_files(tmp_path / "cache")) == MAX_LEFT
+    await artifacts.aclose()
+
+
+async def test_a_cancelled_download_of_which_nothing_came_leaves_nothing(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    digest = coordinator.store(b"wanted")
+    coordinator.tokens.clear()
+    fetching = asyncio.create_task(artifacts.fetch(digest))
+    await coordinator.until(lambda: coordinator.requests)
+    fetching.cancel()
+    await asyncio.gather(fetching, return_exceptions=True)
+    assert list((tmp_path / "cache").iterdir()) == []
+    await artifacts.aclose()
+
+
+async def test_what_cancelled_downloads_have_left_makes_room(
+    coordinator: Double, artifacts: Artifacts, tmp_path: Path
+) -> None:
+    await cancelled_underway(coordinator, artifacts, b"a" * 200_000)
+    wanted = await artifacts.fetch(coordinator.store(b"b" * 1000))
+    assert list((tmp_path / "cache").iterdir()) == [wanted.path]
+    await artifacts.aclose()
+
+
+async def test_a_refused_artifact_leaves_nothing(artifacts: Artifacts, tmp_path: Path) -> None:
+    with pytest.raises(ArtifactError, match="404"):
+        await artifacts.fetch("0" * 64)
+    assert list((tmp_path / "cache").iterdir()) == []
+    await artifacts.aclose()
+
+
+async def test_a_result_waits_for_no_download(coordinator: Double, artifacts: Artifacts) -> None:
+    coordinator.hang_after = 0
+    wanted = [coordinator.store(bytes([number])) for number in range(12)]
+    fetching = [asyncio.create_task(artifacts.fetch(digest)) for digest in wanted]
+    await coordinator.until(lambda: len(coordinator.requests) == MAX_DOWNLOADS)
+    digest = hashlib.sha256(b"mine").hexdigest()
+    async with asyncio.timeout(PATIENCE_S):
+        await artifacts.upload(SmallPayload(b"mine"), digest, "a" * 32, audit_answer("b" * 32))
+    assert coordinator.artifacts[digest] == b"mine"
+    assert not any(task.done() for task in fetching)
+    for task in fetching:
+        task.cancel()
+    await asyncio.gather(*fetching, return_exceptions=True)
+    await artifacts.aclose()
+
+
+def test_a_coordinator_grants_a_node_what_it_moves_at_once() -> None:
+    assert MAX_DOWNLOADS + MAX_UPLOADS < MAX_TRANSFERS_PER_NODE
 
 
 # --- earnings, settings, home -------------------------------------------------------------------------------------------

@@ -90,13 +90,55 @@ async def test_one_that_depends_on_what_ran_before_is_run_alone_where_that_is_as
     async with stage() as it:
         assign = await it.array(batch=8)
         await it.ready(assign)
-        # What an element leaves in shared memory is found by the next of its batch, and of no other container.
-        script = "ls /dev/shm > seen; echo x > /dev/shm/left"
+        # Processes are numbered one after the other, in each container anew.
+        script = "echo $$ > seen; i=0; while [ $i -lt 99 ]; do ls > /dev/null; i=$((i+1)); done"
         first, second, third = it.element(script), it.element(script), it.element(script)
         await it.send(assign, first, second, msgspec.structs.replace(third, alone=True))
         await it.coordinator.until(lambda: len(it.ends(assign)) == 3)
-        seen = [it.files(it.ends(assign)[run.run])["seen"] for run in (first, second, third)]
-        assert seen == [b"", b"left\n", b""]
+        seen = [int(it.files(it.ends(assign)[run.run])["seen"]) for run in (first, second, third)]
+        assert seen[0] < 99 < seen[1]
+        assert seen[2] < 99
+
+
+LEAVE = """
+for folder in /tmp /dev/shm; do
+  echo x > $folder/left; echo x > $folder/.hidden; mkdir -p $folder/a/b/c $folder/..odd
+  echo x > $folder/a/b/c/d; chmod 0444 $folder/a/b/c/d; chmod 0555 $folder/a/b/c; chmod 0111 $folder/a/b; chmod 0 $folder/a
+  ln -s /in/run.sh $folder/link; ln -s nowhere $folder/dangling
+done
+: > /dev/mqueue/left; echo done > x
+"""
+SEE = "ls -A /tmp /dev/shm /dev/mqueue > seen"
+NOTHING = b"/dev/mqueue:\n\n/dev/shm:\n\n/tmp:\n"
+
+
+async def test_files_that_an_element_leaves_wherever_it_may_are_gone_for_the_next(stage: StartStage) -> None:
+    async with stage() as it:
+        assign = await it.array(batch=8)
+        await it.ready(assign)
+        before = made(it, assign)
+        full = "dd if=/dev/zero of=/dev/shm/full bs=1024k count=60 2>/dev/null; echo done > x"
+        ends = await it.run(assign, full, LEAVE, SEE, full)
+        assert [it.files(end) for end in ends] == [{"x": b"done\n"}] * 2 + [{"seen": NOTHING}, {"x": b"done\n"}]
+        assert made(it, assign) - before == 1
+
+
+# Deeper than a path may be long, which the image's ``rm`` cannot follow.
+DEEP = """
+cd /dev/shm; name=$(printf '%0200d' 0); i=0
+while [ $i -lt 30 ]; do mkdir $name && cd -P $name || exit 1; i=$((i+1)); done
+echo done > /out/x
+"""
+
+
+async def test_a_batch_ends_where_something_is_still_there(stage: StartStage) -> None:
+    async with stage() as it:
+        assign = await it.array(batch=8)
+        await it.ready(assign)
+        before = made(it, assign)
+        ends = await it.run(assign, DEEP, SEE, SEE)
+        assert [it.files(end) for end in ends] == [{"x": b"done\n"}, {"seen": NOTHING}, {"seen": NOTHING}]
+        assert made(it, assign) - before == 2
 
 
 async def test_a_batch_ends_with_a_run_that_nobody_waits_for_and_is_held_with_its_owner(stage: StartStage) -> None:
@@ -200,15 +242,26 @@ async def test_what_batches_never_do_is_run_alone_at_once(stage: StartStage) -> 
         assert made(it, assign) - before == 8 + MOST_SPOILT
 
 
+def harmless(folder: Path) -> str:
+    """The loop for this machine, on which it would end and delete everything: what it empties lies in a folder."""
+    loop = LOOP.replace("kill -s KILL", ": kill")
+    for place in ("/tmp", "/dev/shm", "/dev/mqueue", "/proc/sysvipc"):
+        assert f" {place}/*" in loop
+        loop = loop.replace(f" {place}/", f" {folder}{place}/")
+        (folder / place[1:]).mkdir(parents=True)
+    assert all(word.startswith(str(folder)) for word in loop.split() if "*" in word)
+    return loop
+
+
 @pytest.mark.parametrize("shell", ["busybox", "dash", "bash"])
-def test_variables_of_an_image_are_its_elements_own(shell: str) -> None:
+def test_variables_of_an_image_are_its_elements_own(shell: str, tmp_path: Path) -> None:
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"no {shell} here")
     words = [program, "sh"] if shell == "busybox" else [program]
     own = {"mark": "a", "work": "/app/work", "code": "/app/code", "one": "1"}
     line = work_of(("sh", "-c", 'echo "$mark $work $code $one"'), {"N": "1"})
-    loop = LOOP.replace("kill -s KILL", ": kill").replace("/tmp", "/nowhere")
+    loop = harmless(tmp_path)
     asked = f"m\n{line}\nn\n{line}\n"
     done = subprocess.run(
         [*words, "-c", loop], input=asked, capture_output=True, text=True, check=True, env={**os.environ, **own}
@@ -217,7 +270,7 @@ def test_variables_of_an_image_are_its_elements_own(shell: str) -> None:
 
 
 @pytest.mark.parametrize("shell", ["busybox", "dash", "bash"])
-def test_a_shell_runs_what_it_is_told_and_gives_marks_and_codes(shell: str) -> None:
+def test_a_shell_runs_what_it_is_told_and_gives_marks_and_codes(shell: str, tmp_path: Path) -> None:
     program = shutil.which(shell)
     if program is None:
         pytest.skip(f"no {shell} here")
@@ -225,10 +278,27 @@ def test_a_shell_runs_what_it_is_told_and_gives_marks_and_codes(shell: str) -> N
     awkward = ("printf", "%s|", "it's", 'a "b" $HOME `id` \\', "", "*", "-n")
     lines = [work_of(awkward, {"NAME": "x y'z"}), work_of(("sh", "-c", "echo $NAME; exit 7"), {"NAME": "$(id)"})]
     asked = "".join(f"mark{number}\n{line}\n" for number, line in enumerate(lines))
-    # On this machine it would end everything.
-    loop = LOOP.replace("kill -s KILL", ": kill").replace("/tmp", "/nowhere")
+    loop = harmless(tmp_path)
     done = subprocess.run([*words, "-c", loop], input=asked, capture_output=True, text=True, check=True)
     assert done.stdout == 'it\'s|a "b" $HOME `id` \\||*|-n|\nmark0 0\n$(id)\n\nmark1 7\n'
+
+
+@pytest.mark.parametrize("shell", ["busybox", "dash", "bash"])
+def test_a_shell_empties_its_places_and_tells_what_it_cannot_remove(shell: str, tmp_path: Path) -> None:
+    program = shutil.which(shell)
+    if program is None:
+        pytest.skip(f"no {shell} here")
+    words = [program, "sh"] if shell == "busybox" else [program]
+    loop, queues = harmless(tmp_path), tmp_path / "proc/sysvipc/msg"
+    places = [tmp_path / place for place in ("tmp", "dev/shm", "dev/mqueue")]
+    queues.write_text("heading\n")
+    leave = "; ".join(f"echo x > {place}/a; echo x > {place}/.b; mkdir -p {place}/..c/d" for place in places)
+    asked = [leave, f"echo queue >> {queues}", "exit 3"]
+    lines = [work_of(("sh", "-c", line), {"N": "1"}) for line in asked]
+    told = "".join(f"m{number}\n{line}\n" for number, line in enumerate(lines))
+    done = subprocess.run([*words, "-c", loop], input=told, capture_output=True, text=True, check=True)
+    assert done.stdout == "\nm0 0\n\nm1 0 left\n\nm2 3 left\n"
+    assert [list(place.iterdir()) for place in places] == [[], [], []]
 
 
 def test_what_a_line_cannot_say_has_a_container_of_its_own() -> None:

@@ -1,11 +1,16 @@
 """Elements in real containers of a stranger's image: what they find, what is taken of what they leave, how they end."""
 
 import hashlib
+import os
+import secrets
+import shutil
+from pathlib import Path
 
 import msgspec
 import pytest
 
 from protocol.job.array import CheckerSpec
+from protocol.job.elements import DropElements
 from protocol.job.results import packed
 from tests.desktop.arrays.conftest import StartStage
 
@@ -120,3 +125,51 @@ async def test_what_is_no_archive_of_a_result_is_not_laid_in(stage: StartStage) 
         await it.send(assign, run)
         await it.coordinator.until(lambda: it.ends(assign))
         assert it.ends(assign)[run.run].outcome == "inputs"
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="Linux tells which files are open")
+async def test_what_waits_to_be_read_stays_in_the_cache_and_is_not_open(stage: StartStage, tmp_path: Path) -> None:
+    async with stage() as it:
+        shared = it.coordinator.store(secrets.token_bytes(70_000))
+        assign = await it.array(inputs={"shared": shared})
+        await it.ready(assign)
+        script = "cat /in/* | wc -c > seen"
+        held, *after = [
+            it.element(what, **{f"own{number}": secrets.token_bytes(50_000) for number in range(5)})
+            for what in ("sleep 60", *[script] * 3)
+        ]
+        await it.send(assign, held, *after)
+        cache = tmp_path / "node" / "cache"
+        own = {digest for run in after for name, digest in run.element.inputs.items() if name != "run.sh"}
+        wanted = {shared} | own  # The script is so short that it waits in memory.
+        await it.coordinator.until(lambda: held.run in it.begun(assign))
+        await it.coordinator.until(lambda: wanted <= {path.name for path in cache.iterdir()})
+        links = [os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink()]
+        assert [link for link in links if Path(link).is_relative_to(cache)] == []
+
+        artifacts = it.running.agent._artifacts
+        artifacts.limit(0)
+        await artifacts.fetch(it.coordinator.store(b"further"))
+        assert wanted <= {path.name for path in cache.iterdir()}
+        await it.coordinator.command(it.running.address, assign, DropElements((held.run,)))
+        await it.coordinator.until(lambda: {run.run for run in after} <= it.ends(assign).keys())
+        for run in after:
+            size = 70_000 + 5 * 50_000 + len(script)
+            assert it.files(it.ends(assign)[run.run]) == {"seen": b"%d\n" % size}
+        await artifacts.fetch(it.coordinator.store(b"one more"))
+        assert not own & {path.name for path in cache.iterdir()}
+
+
+async def test_a_disk_that_takes_no_inputs_says_nothing_of_an_element_and_ends_no_lease(
+    stage: StartStage, tmp_path: Path
+) -> None:
+    async with stage() as it:
+        assign = await it.array()
+        await it.ready(assign)
+        cache = tmp_path / "node" / "cache"
+        shutil.rmtree(cache)
+        (end,) = await it.run(assign, "echo a > x")
+        assert (end.outcome, end.seconds) == ("owner", 0.0)
+        cache.mkdir(mode=0o700)
+        (end,) = await it.run(assign, "echo b > x")
+        assert it.files(end) == {"x": b"b\n"}
