@@ -96,6 +96,7 @@ def spec_of(seed: int, adapter: bool, rate: float) -> TrainingSpec:
         micro_batches=1,
         seed=seed,
         warmup_steps=0,
+        decay="constant",  # As that of the others.
         learning_rate=rate,
         outer="averaging",
         outer_momentum=0.0,
