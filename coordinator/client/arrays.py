@@ -16,7 +16,6 @@ from common.untrusted_text import untrusted
 from coordinator.client.errors import ArchiveError, ClientError
 from coordinator.client.files import Progress, download_file, sha256_of, upload_file
 from coordinator.client.line import WORK_S, HttpLine, place
-from protocol.codec import MessageError, convert
 from protocol.ids import NOT_SENT, Digest
 from protocol.job.array import MAX_INPUTS, ArrayElement, element_lines
 from protocol.job.results import bundled, is_path, is_plain
@@ -219,7 +218,7 @@ class ArrayCalls:
         Raises:
             ClientError: there is no input, one is empty, its name cannot be an element's, or two have one name.
         """
-        read = {path: read_of(path) for path in inputs}
+        read = {path: read_of(path, folder) for path in inputs}
         files = files_of(read)
         elements_of_files(read, dict.fromkeys(files, NOT_SENT))  # What cannot be is said before anything is sent.
         elements = elements_of_files(read, await self.upload_inputs(files))
@@ -248,11 +247,18 @@ def refuse_empty(files: Sequence[Path]) -> None:
         raise ClientError(f"{nothing} is empty: an input has something in it")
 
 
-def read_of(path: Path) -> dict[str, Path]:
-    """What an element of a file or folder reads: path below ``/in`` -> file. Those of a folder lie below its name."""
+def read_of(path: Path, results: Path) -> dict[str, Path]:
+    """What an element of a file or folder reads: path below ``/in`` -> file. Those of a folder lie below its name.
+
+    Args:
+        results: where results come; what lies there is not read, or the same call would ask for something else next time.
+    """
     if not path.is_dir():
         return {path.name: path}
-    files = sorted(file for file in path.rglob("*") if file.is_file())
+    own, whole = results.resolve(), path.resolve()
+    skipped = path / own.relative_to(whole) if own.is_relative_to(whole) else None
+    found = (file for file in path.rglob("*") if skipped is None or not file.is_relative_to(skipped))
+    files = sorted(file for file in found if file.is_file())
     return {f"{path.name}/{file.relative_to(path).as_posix()}": file for file in files}
 
 
@@ -283,16 +289,15 @@ def _element(path: Path, inputs: Mapping[str, Digest]) -> ArrayElement:
         raise ClientError(
             f"folder {path} has {len(inputs):,} files: 1 to {MAX_INPUTS} are taken, so pack them into one"
         )
-    try:
-        element: ArrayElement = convert({"name": path.name, "inputs": inputs}, ArrayElement)
-    except MessageError as error:
-        if error.field.startswith("inputs") and len(inputs) > 1:
-            raise ClientError(f"a file in {path} cannot be an input: {error}") from error
+    signs = "no dot comes first, no backslash, colon or control character is in it, and it has 120 characters at most"
+    if not is_path(path.name):
+        raise ClientError(f"{str(path)!r} cannot name an element: {signs}")
+    if wrong := next((place for place in inputs if not is_path(place)), None):
         raise ClientError(
-            f"{str(path)!r} cannot name an element: no dot comes first, no backslash, colon or control character is in it, "
-            "and it has 120 characters at most"
-        ) from error
-    return element
+            f"{wrong.partition('/')[2]!r} in folder {path} cannot be an input: of each part of a path, {signs}; "
+            "with the folder's name it has eight parts and 240 characters at most"
+        )
+    return ArrayElement(name=path.name, inputs=dict(inputs))
 
 
 def command_words(command: str) -> list[str]:

@@ -64,11 +64,12 @@ def deployment_document(
     weights: str = "float32",
     adapters: Sequence[str] = (),
     draft: str | Mapping[str, Any] | None = None,
+    draft_tokenizer: str | None = None,
 ) -> dict[str, Any]:
     """The job document that has a model answer on nodes.
 
     ``model``: a job that made it, or where its files are; ``draft``: the same of a draft model, with ``JOB@N`` for a checkpoint.
-    ``adapters``: jobs whose adapters of it answer, too.
+    ``draft_tokenizer``: the uploaded one of a draft model's files. ``adapters``: jobs whose adapters of it answer, too.
     """
     serve: dict[str, Any] = {
         "replicas": replicas,
@@ -83,6 +84,8 @@ def deployment_document(
         job, after = point_of(draft) if isinstance(draft, str) else ("", None)
         point = {} if after is None else {"from_round": after}
         serve["draft"] = {"from_job": job, **point} if isinstance(draft, str) else dict(draft)
+    if draft_tokenizer:
+        serve["draft_tokenizer"] = draft_tokenizer
     given = {"from_job": model, "from_round": round_} if isinstance(model, str) else dict(model)
     return {
         "name": name or deployment_name(str(given.get("from_job") or "a model")[:8]),

@@ -55,8 +55,11 @@ async def read_document(request: web.Request, kind: type[T]) -> T:
     if isinstance(document, JobSpec | NewJob):
         spec = document if isinstance(document, JobSpec) else document.spec
         check_plain(spec.model.config, "model.config")
+        check_plain(spec.model.generation, "model.generation")
+        check_plain(spec.tokenizer.settings, "tokenizer.settings")
         if spec.serve is not None and spec.serve.draft is not None:
             check_plain(spec.serve.draft.config, "serve.draft.config")
+            check_plain(spec.serve.draft.generation, "serve.draft.generation")
     return document  # type: ignore[no-any-return]
 
 

@@ -367,9 +367,10 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     request for so long its nodes are let go, until somebody asks; ``None``: they stay. ``weights``: how nodes hold the
     matrices of its layers; what is computed with them is float32. ``adapters``: of jobs that adapted exactly this model; each
     answers under a name of its own. ``draft``: a small model with the same tokenizer, the
-    finished one of a job (``from_job``) or that of uploaded ``weights`` with their ``config``. Where several nodes hold the model
-    together, the first one has it guess what comes next, which they then look at in one pass: answers come sooner, and are the
-    same. Once the deployment is created, its ``config`` is there, too.
+    finished one of a job (``from_job``) or that of uploaded ``weights`` with their ``config``. ``draft_tokenizer``: the uploaded
+    ``tokenizer.json`` of such weights, to see that it has the model's tokens. Where several nodes hold the model together, the
+    first one has it guess what comes next, which they then look at in one pass: answers come sooner, and are the same. Once the
+    deployment is created, its ``config`` is there, too.
     """
 
     replicas: Annotated[int, Meta(ge=1, le=64)] = 1
@@ -379,12 +380,15 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: ServedWeights = "float32"
     adapters: Annotated[tuple[ServedAdapter, ...], Meta(max_length=MAX_ADAPTERS)] = ()
     draft: ModelSpec | None = None
+    draft_tokenizer: Digest | None = None
 
     def __post_init__(self) -> None:
         """Refuse an adapter that would have one name twice."""
         jobs = [one.job for one in self.adapters]
         if twice := next((job for job in jobs if jobs.count(job) > 1), None):
             raise ValueError(f"serve.adapters has job {twice} twice: name each once")
+        if self.draft_tokenizer is not None and (self.draft is None or self.draft.from_job is not None):
+            raise ValueError("serve.draft_tokenizer is of weights in serve.draft, and there are none: leave it out")
         if self.draft is not None:
             if self.draft.from_job is None and (self.draft.weights is None or self.draft.config is None):
                 ways = "name a job in serve.draft.from_job, or give weights and config of a model in serve.draft"

@@ -339,9 +339,9 @@ def keeps_embedding(config: Mapping[str, Any]) -> bool:
 def starts_tied(spec: ModelSpec) -> bool:
     """Whether a document names weights whose token embedding is their head."""
     family = (spec.config or {}).get("model_type")
-    if spec.weights is None or spec.config is None or family not in FAMILIES:
+    if spec.weights is None or spec.config is None or not isinstance(family, str) or family not in FAMILIES:
         return False
-    return bool(in_force(str(family), spec.config, "tie_word_embeddings"))
+    return bool(in_force(family, spec.config, "tie_word_embeddings"))
 
 
 def tensors_of(config: Mapping[str, Any]) -> ModelTensors:

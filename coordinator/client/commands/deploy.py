@@ -24,10 +24,9 @@ from coordinator.client.deployments import (
     usual_budget,
 )
 from coordinator.client.errors import ClientError
-from coordinator.client.folders import TOKENIZER
 from coordinator.client.show import deployment_quote_table
 from protocol.asking import template_text
-from protocol.ids import is_id
+from protocol.ids import Digest, is_id
 from protocol.rest import api
 
 
@@ -35,7 +34,7 @@ async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> 
     """``cottage deploy``: show the price, begin, and wait until the first node answers."""
     later: Later = []
     model, name, chat, tokenizer = await _model_of(client, options, out, later)
-    draft = None if options.draft is None else await _draft_of(client, options, out, tokenizer, later)
+    draft, draft_tokenizer = (None, None) if options.draft is None else await _draft_of(client, options, out, later)
 
     def document() -> dict[str, Any]:
         return tokenizer | deployment_document(
@@ -51,6 +50,7 @@ async def deploy(client: Client, options: argparse.Namespace, out: Terminal) -> 
             options.weights,
             options.adapter,
             draft,
+            draft_tokenizer,
         )
 
     asked, quote = await _priced(client, document(), options)
@@ -117,19 +117,16 @@ async def _model_of(
 
 
 async def _draft_of(
-    client: Client, options: argparse.Namespace, out: Terminal, tokenizer: dict[str, Any], later: Later
-) -> str | dict[str, Any]:
-    """The draft model, for a document; CliUsageError where its files have another tokenizer than the model's."""
+    client: Client, options: argparse.Namespace, out: Terminal, later: Later
+) -> tuple[str | dict[str, Any], Digest | None]:
+    """The draft model, for a document, and the tokenizer of its files."""
     job, after = point_of(options.draft)
     if is_id(job) and not Path(options.draft).exists():
         check_served(await client.get(job), after, f"--draft {job}@{{}}")
-        return str(options.draft)
+        return str(options.draft), None
     own = argparse.Namespace(**{**vars(options), "model": options.draft, "round": None})
     draft, _, _, named = await _model_of(client, own, out, later)
-    if named and tokenizer and named["tokenizer"].get("file") != tokenizer["tokenizer"].get("file"):
-        way = "name one that was trained with this model's tokenizer"
-        raise CliUsageError(f"{options.draft} has another {TOKENIZER} than {options.model}: {way}")
-    return draft
+    return draft, named.get("tokenizer", {}).get("file")
 
 
 def how_to_ask(address: str, view: api.JobView, chat: bool) -> str:

@@ -9,9 +9,10 @@ import asyncio
 import contextlib
 import glob
 import hashlib
+import itertools
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +63,15 @@ class MapNotes(msgspec.Struct):
 
 async def map_files(client: Client, options: argparse.Namespace, out: Terminal) -> int:
     """``cottage map``: send, price, begin, follow, fetch."""
-    read, command = {path: read_of(path) for path in _over(options.over)}, _words("COMMAND", options.command_line)
-    files = files_of(read)
     folder: Path = options.out
+    read = {path: read_of(path, folder) for path in _over(options.over, folder)}
+    files, command = files_of(read), _words("COMMAND", options.command_line)
     elements_of_files(read, dict.fromkeys(files, NOT_SENT))  # What cannot be is said before anything is sent.
     refuse_empty(files)
     image = await _image(client, options.image)
     folder.mkdir(parents=True, exist_ok=True)
     array = _array(options) | await _checker(client, options)
-    notes = _notes(folder, client.address, _asked(image, options, files, array))
+    notes = _notes(folder, client.address, _asked(image, options, read, array))
     if notes.job is None:
         array |= await _shared(client, options)
         elements = elements_of_files(read, await _sent(client, files, notes, folder, options, out))
@@ -105,24 +106,44 @@ async def map_files(client: Client, options: argparse.Namespace, out: Terminal) 
     return await _told(client, notes.job, failed, len(read), folder, options, out)
 
 
-def _over(patterns: Sequence[str]) -> list[Path]:
-    """What each element is called after: files, and folders where a pattern ends with a slash."""
+def _over(patterns: Sequence[str], results: Path) -> list[Path]:
+    """What each element is called after: files, and folders where a pattern ends with a slash; never results."""
     found: list[Path] = []
+    out, left_out = results.resolve(), False
     for pattern in patterns:
         matches = [pattern] if os.path.exists(pattern) else sorted(glob.glob(pattern, recursive=True))
         if not matches:
             raise CliUsageError(f"--over {pattern}: there is no such file")
         wanted = os.path.isdir if pattern.endswith(("/", os.sep)) else os.path.isfile
-        found += [Path(match) for match in matches if wanted(match)]
+        among = _fixed(pattern).resolve().is_relative_to(out)  # Inputs may lie where results come.
+        for path in (Path(match) for match in matches if wanted(match)):
+            whole = path.resolve()
+            if whole == out or (not among and whole.is_relative_to(out)):
+                left_out = True
+            else:
+                found.append(path)
     files = list(dict.fromkeys(found))
+    if not files and left_out:
+        raise CliUsageError(
+            f"--over {' '.join(patterns)}: results come to {results}, and nothing else is there: name another --out"
+        )
     if not files:
         way = "end it with a slash for an element of each folder"
         raise CliUsageError(f"--over {' '.join(patterns)}: there are folders, and no files: {way}")
+    if lost := next((path for path in files if (results / path.name).resolve() == path.resolve()), None):
+        raise CliUsageError(f"the result of {lost} would lie where {lost} is: name another folder in --out")
     if len(files) > MAX_ELEMENTS:
         raise CliUsageError(
             f"--over names {len(files):,} files: one array has {MAX_ELEMENTS:,} at most, so make several"
         )
     return files
+
+
+def _fixed(pattern: str) -> Path:
+    """The folder, or file, that all matches lie in."""
+    if os.path.exists(pattern):
+        return Path(pattern)
+    return Path(*itertools.takewhile(lambda part: not glob.has_magic(part), Path(pattern).parts))
 
 
 async def _image(client: Client, image: str) -> Digest:
@@ -182,11 +203,18 @@ async def _checker(client: Client, options: argparse.Namespace) -> dict[str, Any
     return {"verify": "checked", "checker": checker}
 
 
-def _asked(image: Digest, options: argparse.Namespace, files: Sequence[Path], array: dict[str, Any]) -> Digest:
+def _asked(
+    image: Digest, options: argparse.Namespace, read: Mapping[Path, Mapping[str, Path]], array: dict[str, Any]
+) -> Digest:
     """What makes two commands the same one. Files by name, size and time: reading them all would take long."""
-    stats = [(path.as_posix(), path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    stats = [(path.as_posix(), [_stat(file) for file in own.values()]) for path, own in read.items()]
     shared = [(name, path.as_posix(), path.stat().st_mtime_ns) for name, path in options.input]
     return hashlib.sha256(encode_json([image, options.command_line, stats, shared, array])).hexdigest()
+
+
+def _stat(file: Path) -> tuple[str, int, int]:
+    found = file.stat()
+    return file.as_posix(), found.st_size, found.st_mtime_ns
 
 
 def _notes(folder: Path, server: str, asked: Digest) -> MapNotes:
@@ -203,7 +231,8 @@ def _notes(folder: Path, server: str, asked: Digest) -> MapNotes:
         return MapNotes(server, asked, notes.sent if notes.server == server else {})
     raise CliUsageError(
         f"{folder} has results of job {notes.job}, which was asked for something else (other files, another command or other "
-        "options): name another folder in --out, or remove this one"
+        "options), or by an older version: name another folder in --out, or remove this one; "
+        f"`cottage download {notes.job} FOLDER` fetches that job's results"
     )
 
 

@@ -22,7 +22,7 @@ import msgspec
 
 from common.untrusted_text import untrusted
 from coordinator.client.arrays import ElementResult, array_budget, array_document
-from coordinator.client.client import Client
+from coordinator.client.client import FEW_ATTEMPTS, Client
 from coordinator.client.errors import ClientError, ProblemError
 from coordinator.client.line import ATTEMPTS
 from protocol.ids import Digest
@@ -67,10 +67,11 @@ class _Sent(msgspec.Struct):
 
 
 class _Round(msgspec.Struct):
-    """A job with messages. ``after``: number of the last ended element that was seen."""
+    """A job with messages. ``after``: number of the last ended element that was seen. ``given_up``: it is to be cancelled."""
 
     escrow: int
     after: int = 0
+    given_up: bool = False
 
 
 class CottageGrid(Grid):  # type: ignore[misc]
@@ -189,9 +190,9 @@ class CottageGrid(Grid):  # type: ignore[misc]
         asyncio.run(self._wait(ids, timeout))
         return self._taken(ids)
 
-    def _client(self) -> Client:
+    def _client(self, attempts: int = ATTEMPTS) -> Client:
         # Hours of training outlive a coordinator that starts again.
-        return Client(self._url, self._token, attempts=ATTEMPTS)
+        return Client(self._url, self._token, attempts=attempts)
 
     def _taken(self, ids: Sequence[str]) -> list[Any]:
         return [self._replies.pop(one) for one in ids if one in self._replies]
@@ -218,7 +219,11 @@ class CottageGrid(Grid):  # type: ignore[misc]
             self._rounds[job] = _Round(document["budget"])
             for index, message in enumerate(messages):
                 self._sent[message.metadata.message_id] = _Sent(message, job, index)
-            await client.fund(job)
+            try:
+                await client.fund(job)
+            except BaseException:  # It may have been funded, though nobody will ask for it.
+                await self._forget([one.metadata.message_id for one in messages])
+                raise
         return [one.metadata.message_id for one in messages]
 
     def _check(self, messages: Sequence[Any]) -> None:
@@ -294,8 +299,11 @@ class CottageGrid(Grid):  # type: ignore[misc]
             wait = min(LONGEST_POLL_S, 2 * wait)
 
     async def _settle(self, client: Client) -> None:
-        for job in list(self._rounds):
+        for job, one in list(self._rounds.items()):
             view = await client.get(job)
+            if one.given_up and view.state not in _OVER:
+                with contextlib.suppress(ProblemError):  # It has ended meanwhile.
+                    view = await client.cancel(job)
             if view.state in _OVER and not any(one.job == job for one in list(self._sent.values())):
                 self._spent += view.paid
                 del self._rounds[job]
@@ -311,8 +319,9 @@ class CottageGrid(Grid):  # type: ignore[misc]
                     wait = POLL_S if found else min(LONGEST_POLL_S, 2 * wait)
                     if any(one in self._sent for one in ids):
                         await asyncio.sleep(wait)
-        except TimeoutError:
-            if not limit.expired():
+        except BaseException as error:
+            if not isinstance(error, TimeoutError) or not limit.expired():
+                await self._forget(ids)
                 raise
         await self._cancel(ids)
 
@@ -369,17 +378,24 @@ class CottageGrid(Grid):  # type: ignore[misc]
             return Message(Error(ErrorCode.UNKNOWN, f"the result is no reply: {fault}"), reply_to=message)
         return answer
 
-    async def _cancel(self, ids: Sequence[str]) -> None:
-        """End the jobs of messages that nobody will ask for any more."""
+    async def _cancel(self, ids: Sequence[str], attempts: int = ATTEMPTS) -> None:
+        """End the jobs of messages that nobody will ask for any more; what cannot be ended now is ended later."""
         gone = [self._sent.pop(one) for one in ids if one in self._sent]
-        jobs = {one.job for one in gone} - {one.job for one in list(self._sent.values())}
-        if not jobs:
+        for job in {one.job for one in gone} - {one.job for one in list(self._sent.values())}:
+            self._rounds[job].given_up = True
+        if not (jobs := [job for job, one in list(self._rounds.items()) if one.given_up]):
             return
-        async with self._client() as client:
+        async with self._client(attempts) as client:
             for job in jobs:
                 if (await client.get(job)).state not in _OVER:
                     with contextlib.suppress(ProblemError):  # It has ended meanwhile.
                         await client.cancel(job)
+
+    async def _forget(self, ids: Sequence[str]) -> None:
+        """The same of messages whose ids nobody learns, since something else went wrong, which is what is told."""
+        with contextlib.suppress(ClientError):
+            await self._cancel(ids, FEW_ATTEMPTS)
+        self._taken(ids)
 
 
 async def _ended(client: Client, job: str, after: int) -> Any:

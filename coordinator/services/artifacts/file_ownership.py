@@ -150,6 +150,8 @@ def sources(spec: JobSpec) -> list[tuple[str, Digest]]:
     found += [("tokenizer.file", spec.tokenizer.file)] if spec.tokenizer.file is not None else []
     if spec.serve is not None and spec.serve.draft is not None:
         found += [("serve.draft.weights", digest) for digest in spec.serve.draft.weight_files]
+    if spec.serve is not None and spec.serve.draft_tokenizer is not None:
+        found.append(("serve.draft_tokenizer", spec.serve.draft_tokenizer))
     if (array := spec.array) is not None:
         found += [("array.image", array.image), ("array.elements", array.elements)]
         if array.checker is not None and array.checker.image is not None:

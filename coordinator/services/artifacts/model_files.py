@@ -6,18 +6,18 @@ its digest: a form asks for a price at every change.
 
 import asyncio
 import hashlib
-import json
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import msgspec
 
 from coordinator.errors import InvalidError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.weight_index import check_fit
+from protocol.codec import decode_json
 from protocol.job.end_tokens import FIELD, EndingError, EndTokenChoice, ending, ends_of
 from protocol.job.job import JobSpec
 from protocol.models.model import ENDS_WITH, resolve
@@ -140,26 +140,61 @@ class ModelFiles:
         return await self._fits.get(asked, read)
 
 
-def _read_vocabulary(spec: JobSpec, path: Path) -> tuple[int, EndTokenChoice]:
-    if path.stat().st_size > MAX_TOKENIZER_BYTES:
-        raise InvalidError(
-            f"the tokenizer has {path.stat().st_size:,} bytes: {MAX_TOKENIZER_BYTES:,} at most", "tokenizer"
-        )
+@dataclass(frozen=True)
+class TokenTable:
+    """Of a ``tokenizer.json``. ``ids``: of every token; ``added``: those beside its model's own, by id."""
+
+    ids: Mapping[str, int]
+    added: Mapping[int, str]
+
+
+def read_tokens(path: Path, field: str) -> TokenTable:
+    """Which tokens a ``tokenizer.json`` has.
+
+    Args:
+        field: of the document, which names the file.
+    Raises:
+        InvalidError: it is too large, or has no table that can be read.
+    """
+    if (size := path.stat().st_size) > MAX_TOKENIZER_BYTES:
+        raise InvalidError(f"the tokenizer has {size:,} bytes: {MAX_TOKENIZER_BYTES:,} at most", field)
     try:
-        document = json.loads(path.read_bytes())
+        document = decode_json(path.read_bytes(), Any, MAX_TOKENIZER_BYTES)
         stated = document["model"]["vocab"]
-        pieces = (
-            stated.items() if isinstance(stated, dict) else ((piece[0], number) for number, piece in enumerate(stated))
-        )
-        added = {int(token["id"]): str(token["content"]) for token in document.get("added_tokens", ())}
-        vocabulary = {token: int(number) for token, number in pieces} | {
-            token: number for number, token in added.items()
-        }
-        count = 1 + max(vocabulary.values())
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+        pieces = stated.items() if isinstance(stated, dict) else _numbered(stated)
+        added = [(_text(token["content"]), _id(token["id"])) for token in document.get("added_tokens", ())]
+        ids = {_text(token): _id(number) for token, number in pieces} | dict(added)
+        if not ids:
+            raise ValueError("it is empty")
+    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         detail = "the tokenizer has no table of tokens that can be read: save_pretrained of transformers writes tokenizer.json"
-        raise InvalidError(detail, "tokenizer") from error
+        raise InvalidError(detail, field) from error
+    return TokenTable(ids, {number: token for token, number in added})
+
+
+def _numbered(pieces: Any) -> Iterator[tuple[Any, int]]:
+    """As unigram models have them: text and likelihood of each."""
+    if not isinstance(pieces, list) or not all(isinstance(piece, list) for piece in pieces):
+        raise TypeError("it is neither a table nor a list of pieces")
+    return ((piece[0], number) for number, piece in enumerate(pieces))
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError("a token is no text")
+    return value
+
+
+def _id(value: Any) -> int:
+    if type(value) is not int or not 0 <= value < 2**32:
+        raise ValueError("the id of a token is no whole number of 32 bits")
+    return value
+
+
+def _read_vocabulary(spec: JobSpec, path: Path) -> tuple[int, EndTokenChoice]:
+    tokens = read_tokens(path, "tokenizer")
     try:
-        return count, ending(spec.tokenizer, ends_of(spec.model), vocabulary, added)
+        end = ending(spec.tokenizer, ends_of(spec.model), tokens.ids, tokens.added)
     except EndingError as error:
         raise InvalidError(str(error), FIELD) from error
+    return 1 + max(tokens.ids.values()), end

@@ -22,6 +22,7 @@ MAX_AT_ONCE = 2  # Processes.
 @dataclass
 class _Trial:
     task: asyncio.Task[str]
+    begun: bool  # It has its turn, or has it at once.
     asking: int = 0  # Once nobody is left it ends.
 
 
@@ -72,10 +73,11 @@ class ChatTemplates:
         if key in self._faults:
             return self._faults[key]
         trial = self._trials.get(key)
+        free = not self._turn.locked() and sum(one.begun for one in self._trials.values()) < MAX_AT_ONCE
+        if not waits and not (free if trial is None else trial.begun):
+            return ""
         if trial is None:
-            if not waits and len(self._trials) >= MAX_AT_ONCE:
-                return ""
-            trial = _Trial(asyncio.create_task(self._try(key, tokenizer), name="chat template"))
+            trial = _Trial(asyncio.create_task(self._try(key, tokenizer), name="chat template"), free)
             self._trials[key] = trial
         trial.asking += 1
         try:
@@ -88,6 +90,7 @@ class ChatTemplates:
 
     async def _try(self, key: bytes, tokenizer: TokenizerSpec) -> str:
         async with self._turn:
+            self._trials[key].begun = True
             fault = await self._models.template_fault(tokenizer)
         while len(self._faults) >= MAX_REMEMBERED:
             self._faults.pop(next(iter(self._faults)), None)

@@ -1,9 +1,7 @@
 """The small model that drafts what a deployment's model may say: that it knows the same tokens, and the files of nodes."""
 
 import asyncio
-import json
 from collections.abc import Coroutine
-from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -11,7 +9,7 @@ import msgspec
 from coordinator.errors import ConflictError, CottageError, InvalidError, NotFoundError
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.base_models import BaseModels
-from coordinator.services.artifacts.model_files import ModelFiles
+from coordinator.services.artifacts.model_files import ModelFiles, read_tokens
 from coordinator.services.artifacts.models import ModelWorkshop
 from protocol.ids import Digest
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
@@ -57,13 +55,16 @@ class DraftOrigins:
         return msgspec.structs.replace(spec, serve=msgspec.structs.replace(spec.serve, draft=draft))
 
     async def misfit(self, spec: JobSpec) -> str:
-        """Why a job's model cannot draft for this one, as far as both tokenizers are here; empty: it can, or nobody knows yet."""
-        if spec.serve is None or (draft := spec.serve.draft) is None or draft.from_job is None:
+        """Why a model cannot draft for this one, as far as both tokenizers are here; empty: it can, or nobody knows yet."""
+        if spec.serve is None or (draft := spec.serve.draft) is None:
             return ""
         try:
             given = spec.model.from_job is None
             tokenizer = spec.tokenizer if given else await self._base_models.tokenizer(spec.model)
-            await self._check_tokens(await self._base_models.tokenizer(draft), tokenizer)
+            file = spec.serve.draft_tokenizer
+            if draft.from_job is not None:
+                file = (await self._base_models.tokenizer(draft)).file
+            await self._check_tokens(file, tokenizer.file)
         except NotFoundError:
             return ""
         except CottageError as error:
@@ -83,8 +84,9 @@ class DraftOrigins:
             return {}
         if draft.from_job is not None:
             found, own = await _of_field(self._base_models.served(draft))
-            await self._check_tokens(own, tokenizer)
+            await self._check_tokens(own.file, tokenizer.file)
         else:
+            await _of_field(self._check_tokens(spec.serve.draft_tokenizer, tokenizer.file))
             found = await _of_field(self._given(spec, draft, tokenizer))
         return {DRAFT_ARCHIVE: found.files[MODEL_ARCHIVE]}
 
@@ -103,14 +105,14 @@ class DraftOrigins:
             raise InvalidError(str(error), FIELD) from error
         return await self._models.published(own, {**model.config, ENDS_WITH: model.end})
 
-    async def _check_tokens(self, own: TokenizerSpec, tokenizer: TokenizerSpec) -> None:
-        """Refuse a draft model whose tokens have other numbers than the model's."""
-        files = frozenset(file for file in (own.file, tokenizer.file) if file is not None)
+    async def _check_tokens(self, own: Digest | None, tokenizer: Digest | None) -> None:
+        """Refuse a draft model whose tokens have other numbers than the model's; ``own``: its tokenizer, where that is known."""
+        files = frozenset(file for file in (own, tokenizer) if file is not None)
         if len(files) < 2:
             return
         if files not in self._alike:
             async with self._artifacts.files(*files) as paths:
-                one, other = await asyncio.to_thread(lambda: [tokens_of(path) for path in paths])
+                one, other = await asyncio.to_thread(lambda: [read_tokens(path, FIELD).ids for path in paths])
             if len(self._alike) >= MAX_REMEMBERED:
                 self._alike.clear()
             self._alike[files] = one == other
@@ -129,18 +131,3 @@ async def _of_field(finding: Coroutine[Any, Any, T]) -> T:
     except CottageError as error:
         error.field = FIELD
         raise
-
-
-def tokens_of(path: Path) -> dict[str, int]:
-    """The number of each token, of a ``tokenizer.json``.
-
-    Raises:
-        InvalidError: it has none that can be read.
-    """
-    try:
-        document = json.loads(path.read_bytes())
-        stated = document["model"]["vocab"]
-        found = dict(stated) if isinstance(stated, dict) else {piece[0]: place for place, piece in enumerate(stated)}
-        return found | {str(token["content"]): int(token["id"]) for token in document.get("added_tokens", ())}
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
-        raise InvalidError("the draft model's tokenizer has no table of tokens that can be read", FIELD) from error

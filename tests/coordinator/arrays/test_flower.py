@@ -21,7 +21,7 @@ import numpy as np
 import pytest
 
 from coordinator.client import Client
-from coordinator.client.errors import ClientError
+from coordinator.client.errors import ClientError, UnreachableError
 from protocol.job.array import ArraySpec, command_of, inputs_of_element
 from protocol.job.elements import ElementEnd, ElementRun
 from protocol.job.results import packed
@@ -419,6 +419,66 @@ async def test_what_cannot_be_sent_is_said_before_anything_is_paid(
         grid_of(house, [])
     async with Client(house.url) as client:
         assert len(await client.jobs()) == 1
+
+
+@pytest.mark.parametrize(("reached", "cancels"), [(False, True), (True, True), (True, False)])
+async def test_messages_whose_job_cannot_be_paid_are_forgotten_and_what_was_paid_comes_back(
+    grid: CottageGrid,
+    house: ArrayHouse,  # noqa: F811
+    monkeypatch: pytest.MonkeyPatch,
+    reached: bool,
+    cancels: bool,
+) -> None:
+    """``reached``: the coordinator has funded it, and its answer is lost. ``cancels``: the line is back at once."""
+    for node in house.world.nodes:
+        node.hung = True
+    fund, cancel = Client.fund, Client.cancel
+
+    async def lost(self: Client, job: str) -> Any:
+        if reached:
+            await fund(self, job)
+        raise UnreachableError("the answer is lost")
+
+    async def away(_self: Client, _job: str) -> Any:
+        raise UnreachableError("still away")
+
+    first, second = grid.get_node_ids()
+    monkeypatch.setattr(Client, "fund", lost)
+    if not cancels:
+        monkeypatch.setattr(Client, "cancel", away)
+    with pytest.raises(UnreachableError, match="the answer is lost"):
+        await asked(grid, told(first, value=1), told(second, value=1))
+    monkeypatch.setattr(Client, "fund", fund)
+    monkeypatch.setattr(Client, "cancel", cancel)
+    (escrow,) = (one.escrow for one in grid._rounds.values())
+    assert await asyncio.to_thread(grid.cost) == 0
+    for node in house.world.nodes:
+        node.hung = False
+    grid._budget = escrow
+    replies = await asked(grid, told(first, value=1), told(second, value=1))
+    assert [reply.content["metrics"]["value"] for reply in replies] == [2, 2]
+    async with Client(house.url) as client:
+        assert [job.state for job in await client.jobs()].count("cancelled") == 1
+
+
+async def test_messages_that_a_failing_line_keeps_from_being_answered_do_not_keep_their_nodes(
+    grid: CottageGrid,
+    monkeypatch: pytest.MonkeyPatch,
+    house: ArrayHouse,  # noqa: F811
+) -> None:
+    elements, node = Client.elements, next(iter(grid.get_node_ids()))
+
+    async def away(*_words: Any, **_more: Any) -> Any:
+        raise UnreachableError("the coordinator is away")
+
+    monkeypatch.setattr(Client, "elements", away)
+    with pytest.raises(UnreachableError, match="is away"):
+        await asked(grid, told(node, value=1))
+    monkeypatch.setattr(Client, "elements", elements)
+    (reply,) = await asked(grid, told(node, value=3))
+    assert reply.content["metrics"]["value"] == 6
+    async with Client(house.url) as client:
+        assert len(await client.jobs()) == 2
 
 
 APP = """

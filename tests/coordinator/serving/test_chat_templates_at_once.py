@@ -99,6 +99,27 @@ async def test_a_deployment_that_is_made_waits_for_its_turn_and_is_told() -> Non
     assert tools.most == MAX_AT_ONCE
 
 
+async def test_a_price_joins_a_trial_that_has_begun_and_none_that_waits_for_its_turn() -> None:
+    tools, templates = bench()
+    prices = [asyncio.create_task(templates.problem(document(f"t{number}"))) for number in range(MAX_AT_ONCE)]
+    made = [asyncio.create_task(templates.check(written(name))) for name in ("mine", "yours")]
+    early = asyncio.create_task(templates.problem(document("mine")))
+    await settle()
+    assert early.done()
+    assert early.result() == "", "nobody knows yet"
+    joined = asyncio.create_task(templates.problem(document("t0")))
+    prices[1].cancel()
+    await settle()
+    assert tools.begun == ["t0", "t1", "mine"]
+    late = asyncio.create_task(templates.problem(document("mine")))
+    assert await templates.problem(document("yours")) == ""
+    await settle()
+    tools.done.set()
+    assert [(await price).split(";")[0] for price in (joined, late)] == ["t0 is broken", "mine is broken"]
+    assert all(isinstance(one, InvalidError) for one in await asyncio.gather(*made, return_exceptions=True))
+    assert tools.begun == ["t0", "t1", "mine", "yours"]
+
+
 async def test_a_trial_goes_on_while_somebody_asks_and_ends_with_the_last_who_does() -> None:
     tools, templates = bench()
     one, other = (asyncio.create_task(templates.problem(document("one"))) for _ in range(2))

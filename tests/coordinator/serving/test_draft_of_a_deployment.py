@@ -12,10 +12,12 @@ from coordinator.domain.job import Job
 from coordinator.domain.serving import HeldModel
 from coordinator.domain.wanted import folder_of
 from coordinator.errors import ConflictError, CottageError, InvalidError, NotFoundError
-from coordinator.services.serving.draft_models import DraftOrigins, tokens_of
+from coordinator.services.artifacts.file_ownership import sources
+from coordinator.services.artifacts.model_files import read_tokens
+from coordinator.services.serving.draft_models import DraftOrigins
 from protocol.codec import MessageError, convert
 from protocol.ids import Digest
-from protocol.job.job import JobSpec, ModelSpec, ServeSpec
+from protocol.job.job import JobSpec, ModelSpec, ServeSpec, TokenizerSpec
 from protocol.models.model import inspect_config
 from protocol.models.weights import WEIGHT_INDEX
 from protocol.rest.api import NewJob
@@ -124,7 +126,7 @@ async def test_a_draft_model_of_other_tokens_is_refused_in_words(
     with pytest.raises(CottageError, match=r"serve\.draft knows 77 tokens and the model"):
         await made.bench.parts.jobs.create(NewJob(drafted(made, ModelSpec(from_job=draft))))
     text = (folder / "tokenizer.json").read_text()
-    first, second = list(tokens_of(folder / "tokenizer.json"))[-3:-1]
+    first, second = list(read_tokens(folder / "tokenizer.json", "").ids)[-3:-1]
     for name, other, right in (
         ("swapped", text.replace(f'"{first}"', f'"{second} "'), False),
         ("same", text + "\n", True),
@@ -146,6 +148,47 @@ async def test_a_draft_model_of_other_tokens_is_refused_in_words(
             assert refused.value.field == "serve.draft"
 
 
+@pytest.mark.parametrize("of_job", [True, False])
+async def test_files_of_a_draft_name_their_tokenizer_and_its_tokens_count(
+    made: AdaptedBench, folder: Path, tmp_path: Path, of_job: bool
+) -> None:
+    """``of_job``: the model is a job's, and its files are not named in the document."""
+    small = early_exit(folder, 1, tmp_path / "small")
+    weights = await made.hall.artifacts.put_file(small / "model.safetensors")
+    draft = ModelSpec(config={**(made.document.model.config or {}), "num_hidden_layers": 1}, weights=weights)
+    text = (folder / "tokenizer.json").read_text()
+    first, second = list(read_tokens(folder / "tokenizer.json", "").ids)[-3:-1]
+    cases = {
+        "another version's": (text.replace('"version": "1.0"', '"version": "1.1"') + "\n", ""),
+        "swapped": (text.replace(f'"{first}"', f'"{second} "'), "has another tokenizer"),
+        "odd": ('{"model":{"vocab":{"a":0}},"added_tokens":[{"content":"x","id":1e999}]}', "no table of tokens"),
+    }
+    job = await made.trained() if of_job else None
+    for name, (written, said) in cases.items():
+        (tmp_path / name).write_text(written)
+        file = await made.hall.artifacts.put_file(tmp_path / name)
+        document = drafted(made, draft, draft_tokenizer=file)
+        if job is not None:
+            async with made.bench.desk(job) as work:
+                config = work.job.config | {"vocab_size": (made.document.model.config or {})["vocab_size"]}
+                files = work.job.files | {"tokenizer.json": made.document.tokenizer.file or ""}
+                work.job = msgspec.structs.replace(work.job, config=config, files=files)
+            document = msgspec.structs.replace(document, model=ModelSpec(from_job=job), tokenizer=TokenizerSpec())
+        told = [one for one in (await made.bench.parts.jobs.quote(document)).problems if "token" in one]
+        assert len(told) == bool(said), (name, told)
+        assert said in "".join(told)
+        if said:
+            with pytest.raises(CottageError, match=said) as refused:
+                await made.bench.parts.jobs.create(NewJob(document))
+            assert refused.value.field == "serve.draft"
+    lost = drafted(made, draft, draft_tokenizer=digest("lost"))
+    assert not [one for one in (await made.bench.parts.jobs.quote(lost)).problems if "token" in one]
+    with pytest.raises(NotFoundError) as missing:
+        await made.bench.parts.jobs.create(NewJob(lost))
+    assert missing.value.field == "serve.draft"
+    assert ("serve.draft_tokenizer", digest("lost")) in sources(lost), "whose it is, is looked at"
+
+
 async def test_a_job_without_a_model_drafts_nothing(made: AdaptedBench) -> None:
     with pytest.raises(NotFoundError, match="there is no job") as refused:
         await made.bench.parts.jobs.create(NewJob(drafted(made, ModelSpec(from_job=digest("nobody")[:32]))))
@@ -158,6 +201,8 @@ async def test_a_job_without_a_model_drafts_nothing(made: AdaptedBench) -> None:
         ({"draft": {"preset": "nano"}}, "a model that has learnt"),
         ({"draft": {}}, "name a job in serve.draft.from_job"),
         ({"draft": {"from_job": "ab" * 16}, "stages": 1}, "serve.stages is 1"),
+        ({"draft": {"from_job": "ab" * 16}, "draft_tokenizer": "a" * 64}, r"serve\.draft_tokenizer is of weights"),
+        ({"draft_tokenizer": "a" * 64}, r"serve\.draft_tokenizer is of weights"),
     ],
 )
 def test_a_document_whose_draft_cannot_be_is_refused(serve: dict[str, Any], said: str) -> None:

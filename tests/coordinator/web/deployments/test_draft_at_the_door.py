@@ -10,6 +10,7 @@ import pytest
 from coordinator.client import Client
 from coordinator.client.errors import ProblemError
 from coordinator.domain.account import LOCAL_ACCOUNT
+from coordinator.services.artifacts.artifacts import file_digest
 from protocol.ids import NOT_SENT
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec
 from protocol.rest.api import Quote
@@ -73,15 +74,29 @@ async def test_a_draft_whose_job_is_not_done_is_refused_with_the_checkpoint_that
     assert f"its checkpoint after round 5 can be (--draft {small}@5)" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("of_job", [True, False])
 async def test_a_draft_of_another_tokenizer_is_refused_before_weights_are_sent(
-    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    house: House, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, of_job: bool
 ) -> None:
+    """The coordinator compares the tokens: the command names both files, or the job whose model has one."""
     sent = sends(monkeypatch)
     model, draft = model_folder(tmp_path / "model"), model_folder(tmp_path / "draft")
     (draft / "tokenizer.json").write_text((draft / "tokenizer.json").read_text() + "\n")
-    assert await deploy(house, str(model), "--draft", str(draft), "--budget", "5") == 2
-    assert f"{draft} has another tokenizer.json than {model}" in capsys.readouterr().err
-    assert sent == ["tokenizer.json", "tokenizer.json"]
+    usual, named = ServingCluster.quote, []
+    job = await finished(house) if of_job else None
+
+    async def told(self: ServingCluster, spec: JobSpec, account_id: str = LOCAL_ACCOUNT) -> Quote:
+        assert spec.serve is not None
+        named.append((spec.model.from_job, spec.tokenizer.file, spec.serve.draft_tokenizer))
+        problem = "the draft model has another tokenizer than the model"
+        return msgspec.structs.replace(await usual(self, spec, account_id), problems=(problem,))
+
+    monkeypatch.setattr(ServingCluster, "quote", told)
+    assert await deploy(house, job or str(model), "--draft", str(draft), "--budget", "5") == 1
+    assert "the draft model has another tokenizer than the model" in capsys.readouterr().out
+    own, other = (file_digest(folder / "tokenizer.json") for folder in (model, draft))
+    assert named == [(job, None if of_job else own, other)]
+    assert sent == ["tokenizer.json"] * (2 - of_job)
 
 
 async def test_what_the_price_forbids_is_told_before_weights_are_sent(
