@@ -203,4 +203,5 @@ def _texts(dataset: Dataset, tokenizer: Tokenizer, end: str | None, called: str)
                 continue
             if closing is not None and ids[-1] != closing:
                 ids = np.append(ids, np.uint32(closing))
-            yield text, marked(ids, np.ones(len(ids), dtype=bool))
+            # A last line has no end yet, and is the same example once another stands behind it.
+            yield text.rstrip("\r\n"), marked(ids, np.ones(len(ids), dtype=bool))
