@@ -16,6 +16,7 @@ MAX_TEXT = 256 << 10  # Characters of a prompt; no model that is served here rea
 MAX_TOKENS = 1 << 20  # Of an answer; its model reads fewer.
 MAX_STOPS, MAX_STOP = 4, 200
 LONGEST = 8192  # Tokens of a prompt with its answer where nobody asks for less, and the model reads more.
+LEAST = 32  # The same of any model: a page of its cache.
 CACHE_BYTES = 1 << 30  # Of keys and values, of all answers together.
 DRAFT_CACHE_BYTES = 256 << 20  # The same of a draft model, which drafts for few answers at a time.
 MAX_LIKELIEST = 20
@@ -343,6 +344,16 @@ def adapters_of(files: Mapping[str, str]) -> tuple[str, ...]:
     """The artifacts of all adapters among a deployment's files, in order."""
     names = takewhile(files.__contains__, map(adapter_archive, count(1)))
     return tuple(files[name] for name in names)
+
+
+def longest_of(each: int, positions: int, wanted: int | None) -> int:
+    """Tokens of a prompt with its answer that a node reads, and a deployment promises.
+
+    Args:
+        each: bytes of one token's keys and values, of all layers. positions: that the model tells apart.
+        wanted: tokens that are asked for; None: as many as there may be.
+    """
+    return max(LEAST, min(positions, LONGEST, CACHE_BYTES // each, wanted or LONGEST))
 
 
 def draft_tokens(each: int, context: int) -> int:

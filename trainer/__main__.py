@@ -129,11 +129,11 @@ def _own(options: argparse.Namespace) -> int:
     from protocol.job.job import DatasetSpec
     from trainer.check.own_check import look_at
 
-    how, one_in = decode_json(options.how.encode(), DatasetSpec), options.one_in
+    how, one_in, examples = decode_json(options.how.encode(), DatasetSpec), options.one_in, False
     if options.privacy is not None:
         privacy = decode_json(options.privacy.encode(), PrivacySpec)
-        one_in = 0 if privacy.heldout is None or privacy.per_example else privacy.heldout.one_in
-    print(msgspec.json.encode(look_at(options.data, how, options.sequence, one_in)).decode())
+        one_in, examples = 0 if privacy.heldout is None else privacy.heldout.one_in, privacy.per_example
+    print(msgspec.json.encode(look_at(options.data, how, options.sequence, one_in, examples)).decode())
     return 0
 
 

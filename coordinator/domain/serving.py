@@ -19,7 +19,7 @@ from coordinator.domain.placement import Needed
 from protocol.ids import Digest, JobId, NodeAddress
 from protocol.job.job import ServedAdapter, ServedWeights, ServeSpec
 from protocol.models.model import ModelShape, inspect_config
-from protocol.serving import CACHE_BYTES, LONGEST, draft_tokens
+from protocol.serving import CACHE_BYTES, draft_tokens, longest_of
 from protocol.task import Layers
 
 PERIOD_S = 300.0  # Between two times that nodes' answers are counted.
@@ -207,8 +207,13 @@ class ServedFiles(msgspec.Struct, frozen=True):
 
 
 def context_of(shape: ModelShape, wanted: int | None) -> int:
-    """Tokens of a prompt with its answer."""
-    return min(wanted or LONGEST, LONGEST, shape.max_positions)
+    """Tokens of a prompt with its answer, as nodes read them."""
+    return longest_of(_token_bytes(shape), shape.max_positions, wanted)
+
+
+def _token_bytes(shape: ModelShape) -> int:
+    """Of keys and values of a token, of all layers."""
+    return 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
 
 
 def with_adapters(shape: ModelShape, adapters: Sequence[ServedAdapter]) -> ModelShape:
@@ -245,7 +250,7 @@ def stage_needed(held: HeldModel, layers: int, is_first: bool, is_last: bool) ->
         largest = max(shape.largest_matrix, shape.vocabulary * shape.hidden * is_first)
         loading = int(weights * _LOADING) + _FLOAT32 * largest
         weights += _FLOAT32 * shape.largest_matrix
-    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
+    token = _token_bytes(shape)
     tokens = max(context, min(CACHE_BYTES // token, _CACHED_ANSWERS * context))
     sides = (not is_first) + (not is_last)
     cache = tokens * (token * layers // shape.layers + sides * (_FLOAT16 * shape.hidden + _FLOAT32))
@@ -267,7 +272,7 @@ def again_in(waiting: int, freed: Sequence[float], now: float) -> float:
 
 def draft_bytes(shape: ModelShape, context: int) -> tuple[int, int]:
     """Of a draft model's weights, as float32 with a matrix of its own at each end, and of its keys and values."""
-    token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
+    token = _token_bytes(shape)
     return _FLOAT32 * shape.parameters, token * draft_tokens(token, min(context, shape.max_positions))
 
 

@@ -11,6 +11,7 @@ import hashlib
 import os
 from array import array
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -31,7 +32,7 @@ from trainer.data.prepare import ending_of, make_tokenizer
 from trainer.data.talks import fitted, row_batches, talks_of
 from trainer.data.text import documents
 from trainer.errors import DataError
-from trainer.formats.rows import place
+from trainer.formats.rows import DatasetRow, place
 from trainer.formats.source import Dataset
 from trainer.formats.talk import Preference
 
@@ -160,6 +161,51 @@ def write_examples(
     return starts, None if back is None else back.starts()
 
 
+def check_examples(mixture: Mixture) -> None:
+    """Refuse data that has no single examples.
+
+    Raises:
+        DataError: it has token ids, or answers to compare.
+    """
+    if mixture.tokenised or isinstance(mixture.talk, Preference):
+        kind = "token ids, of which nobody knows where a text ends" if mixture.tokenised else "answers to compare"
+        name = mixture.trained[0].name
+        raise DataError("no-examples", f"{name} has {kind}: bring texts or conversations, one to a row or line")
+
+
+@dataclass
+class ExampleCount:
+    """Examples, and the bytes of what they say, with one for the end of each."""
+
+    examples: int = 0
+    bytes: int = 0
+
+
+def count_examples(found: Sequence[Dataset], one_in: int) -> tuple[ExampleCount, ExampleCount]:
+    """Those that are learnt from, and the one in so many that is held back (0: none), as ``write_examples`` parts them.
+
+    Nobody knows the tokenizer here: of conversations it counts those that a template leaves out, too.
+
+    Raises:
+        DataError: a row cannot be read.
+    """
+    kept, held = ExampleCount(), ExampleCount()
+    for dataset in found:
+        for row in documents(dataset):
+            said = _said(row)
+            if said.strip():
+                count = held if one_in and _is_held(said, one_in) else kept
+                count.examples += 1
+                count.bytes += len(said.encode()) + 1
+    return kept, held
+
+
+def _said(row: DatasetRow) -> str:
+    """What tells a row from others. The last line of a text has no end yet, and is the same once another stands behind it."""
+    assert isinstance(row.text, str)
+    return row.text if row.talk is not None else row.text.rstrip("\r\n")
+
+
 def _is_held(said: str, one_in: int) -> bool:
     """Of what the row says, not of its tokens: chat templates write today's date into them."""
     return int.from_bytes(hashlib.sha256(said.encode()).digest()[:8], "big") % one_in == 0
@@ -170,11 +216,7 @@ def _examples(
 ) -> Iterator[tuple[str, TokenIds]]:
     """What each row says, and its marked tokens."""
     mixture = Mixture(tuple(found), 0.0, None)
-    if mixture.tokenised or isinstance(mixture.talk, Preference):
-        kind = "token ids, of which nobody knows where a text ends" if mixture.tokenised else "answers to compare"
-        raise DataError(
-            "no-examples", f"{found[0].name} has {kind}: bring texts or conversations, one to a row or line"
-        )
+    check_examples(mixture)
     tokenizer = make_tokenizer(spec.tokenizer, tokenizer_file, lambda: iter(()), called=called)
     end = ending_of(spec.tokenizer, tokenizer, ends_of(spec.model)).token
     for dataset in found:
@@ -189,18 +231,18 @@ def _talks(dataset: Dataset, template: ChatTemplate, sequence: int) -> Iterator[
     for batch in row_batches(documents(dataset)):
         for row, made in talks_of(batch, template, dataset, answers=False):
             tokens = None if made is None else fitted(made, sequence)
-            if tokens is not None and isinstance(row.text, str):
-                yield row.text, tokens
+            if tokens is not None:
+                yield _said(row), tokens
 
 
 def _texts(dataset: Dataset, tokenizer: Tokenizer, end: str | None, called: str) -> Iterator[tuple[str, TokenIds]]:
     closing = None if end is None or dataset.format(dataset.look()) == "text" else tokenizer.token_to_id(end)
     for batch in row_batches(documents(dataset)):
         texts = [row.text for row in batch if isinstance(row.text, str)]
-        places = [place(row.number, dataset.name) for row in batch if isinstance(row.text, str)]
-        for text, ids in zip(texts, encoded(tokenizer, texts, called, places), strict=True):
+        places = [place(row.number, dataset.name) for row in batch]
+        for row, ids in zip(batch, encoded(tokenizer, texts, called, places), strict=True):
             if not len(ids):
                 continue
             if closing is not None and ids[-1] != closing:
                 ids = np.append(ids, np.uint32(closing))
-            yield text, marked(ids, np.ones(len(ids), dtype=bool))
+            yield _said(row), marked(ids, np.ones(len(ids), dtype=bool))

@@ -83,7 +83,7 @@ def prepare(
     if mixture.tokenised and tokenizer.kind == "bpe":
         ids = f"a dataset of token ids ({dataset.format(dataset.look())})"
         raise DataError("missing-file", f"{ids} needs its own tokenizer: give tokenizer.kind file, or bytes")
-    _check_kind(mixture.talk, preference, names)
+    check_kind(mixture.talk, preference, names)
     made = make_tokenizer(tokenizer, tokenizer_file, lambda: _text(mixture, heldout), called=called)
     end = ending_of(tokenizer, made, ends).token
     out.mkdir(parents=True, exist_ok=True)
@@ -161,8 +161,8 @@ def _keep(made: Tokenizer, file: Path | None, place: Path) -> None:
         shutil.copyfile(file, place)
 
 
-def _check_kind(talk: Said | None, preference: bool, name: str) -> None:
-    """Refuse rows with two answers where none is preferred, and others where one is."""
+def check_kind(talk: Said | None, preference: bool, name: str) -> None:
+    """Refuse rows with two answers where none is preferred, and others where one is; raises DataError."""
     if isinstance(talk, Preference) and not preference:
         raise DataError(
             "preferences",

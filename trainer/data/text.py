@@ -5,14 +5,16 @@ A piece is a row of JSON, of a table or of Parquet, or about ``PIECE_CHARACTERS`
 
 import codecs
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
+from itertools import chain, groupby
 
 from protocol.datasets.encodings import has_controls
 from protocol.datasets.file_formats import FileContent
 from protocol.job.job import TOKENISED
 from trainer.errors import DataError
 from trainer.formats.documents import RAW_BYTES, json_document, json_lines
-from trainer.formats.rows import DatasetRow, bad_encoding
+from trainer.formats.rows import MAX_ROW_BYTES, DatasetRow, bad_encoding, long_row, place
 from trainer.formats.source import BLOCK, Dataset, SourceStream, opened, spooled
 from trainer.formats.tables import table_rows
 from trainer.formats.talk import Said
@@ -36,12 +38,28 @@ def pieces(dataset: Dataset, piece_characters: int = PIECE_CHARACTERS) -> Iterat
 
 
 def documents(dataset: Dataset) -> Iterator[DatasetRow]:
-    """The rows that are trained on, in order: texts and conversations, none empty; raises as ``pieces``."""
-    for row in numbered(dataset):
+    """The rows that are trained on, in order: texts and conversations, each whole and none empty; raises as ``pieces``."""
+    for _, parts in groupby(numbered(dataset), key=lambda part: part.number):
+        row = _whole(parts, dataset.name)
         if isinstance(row.text, DataError) and dataset.spec.faulty == "refuse":
             raise row.text
         if isinstance(row.text, str) and row.text:
             yield row
+
+
+def _whole(parts: Iterator[DatasetRow], name: str) -> DatasetRow:
+    """A row, of a line that was read in parts."""
+    first = next(parts)
+    texts, size, length = list[str](), 0, 0
+    for part in chain([first], parts):
+        if isinstance(part.text, DataError):
+            return part
+        texts.append(part.text)
+        size += part.size
+        length += len(part.text)
+        if length > MAX_ROW_BYTES:
+            return DatasetRow(first.number, size, long_row(place(first.number, name)))
+    return first if len(texts) == 1 else replace(first, size=size, text="".join(texts))
 
 
 def first_talk(dataset: Dataset) -> Said | None:

@@ -17,7 +17,6 @@ from transformers.generation.configuration_utils import ContinuousBatchingConfig
 from protocol.job.job import ServedWeights
 from protocol.serving import (
     CACHE_BYTES,
-    LONGEST,
     MAX_ADAPTERS,
     AnsweredReport,
     CancelCommand,
@@ -34,6 +33,7 @@ from protocol.serving import (
     ProvenReport,
     RefusedReport,
     TextReport,
+    longest_of,
 )
 from trainer.audit.environment import configure, env_class
 from trainer.errors import DataError
@@ -91,8 +91,7 @@ class Engine:
         loaded = load(folder, device, weights, held)
         put_beside(adapters, layers_of(loaded.model), loaded.model.device, whole=True)
         each = _cached_bytes(loaded.config)
-        most = min(int(loaded.config.max_position_embeddings), LONGEST, CACHE_BYTES // each, context or LONGEST)
-        self.longest = max(PAGE, most)
+        self.longest = longest_of(each, int(loaded.config.max_position_embeddings), context)
         self.parameters = loaded.parameters
         self._ends = loaded.ends
         self._requests = Requests(loaded, self.longest, [one.template for one in adapters])

@@ -51,7 +51,7 @@ class OpenableSteps:
     total_steps: int
     position: Position
     leaving: list[Future[None]] = field(default_factory=list)
-    """Openings that show its states: done when they have left."""
+    """Openings that show its states: done when they have left, or have failed."""
     gone: bool = False
 
     @property
@@ -282,7 +282,7 @@ class OpeningService:
             _, self._leaving = wait(self._leaving, SETTLE_S)
 
     def _answer(self, audit: str, write: Callable[[], list[memoryview]]) -> Future[None]:
-        """Hash and send an opening beside computing; done when all of it has left."""
+        """Hash and send an opening beside computing; done when all of it has left, or none will."""
         left: Future[None] = Future()
 
         def answer() -> None:
@@ -291,8 +291,8 @@ class OpeningService:
                 for piece in pieces:
                     hasher.update(piece)
                 self._outbox.show(StepOpened(audit, hasher.hexdigest()), pieces, left)
-            except BaseException:
-                left.cancel()  # Nobody waits for what does not come.
+            except BaseException as error:
+                left.set_exception(error)  # A cancelled one would be waited for: only an executor tells of those.
                 raise
 
         self._aside.submit(guarded, self._outbox, answer)

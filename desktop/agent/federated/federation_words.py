@@ -116,7 +116,8 @@ def found(report: OwnDataReport, told: FederationTold) -> Sequence[str]:
         f"Your data: {files}, {report.usable:,} of {report.rows:,} rows can be learnt from, {report.characters:,} characters."
     ]
     privacy = None if told.spec is None or told.spec.federated is None else told.spec.federated.privacy
-    if privacy is not None and privacy.per_example and privacy.heldout is not None:
+    counted = any(finding.kind == "heldout" for finding in report.findings)
+    if privacy is not None and privacy.per_example and privacy.heldout is not None and not counted:
         held = report.usable // privacy.heldout.one_in
         lines += [FEW.format(held=held, least=LEAST_HELD)] if held < LEAST_HELD else []
     lines += _by_bytes(report, told.spec)

@@ -200,8 +200,9 @@ class Joining:
         inside, sequence = self._sandbox.data_inside(data), str(spec.training.sequence)
         words = ["own", "--data", inside, "--how", encode_json(how).decode(), "--sequence", sequence]
         privacy = None if spec.federated is None else spec.federated.privacy
-        if privacy is not None and privacy.heldout is not None:
-            words += ["--privacy", encode_json(privacy).decode()]  # Images of before cannot tell a loss, nor read this.
+        if privacy is not None and (privacy.per_example or privacy.heldout is not None):
+            # Images of before can neither tell a loss nor count examples, nor read this.
+            words += ["--privacy", encode_json(privacy).decode()]
         try:
             printed = await self._sandbox.measure(words, CHECK_S, data)
             report: OwnDataReport = decode_json(printed, OwnDataReport)

@@ -8,6 +8,7 @@ from typing import Any, Literal, cast
 import msgspec
 import pytest
 
+from common.untrusted_text import Untrusted
 from desktop.agent.cli import federation_cli
 from desktop.agent.errors import SandboxError, SettingsError
 from desktop.agent.federated.joining import Joining, JoinOrder, LeaveFederationOrder
@@ -17,11 +18,14 @@ from protocol.codec import encode_json
 from protocol.federated.federations import FederationTold, FederationWish, OwnDataReport, terms_digest
 from protocol.job.federated import HeldoutLoss, PrivacySpec
 from protocol.job.job import JobSpec, TokenizerSpec, TrainingSpec
+from protocol.rest.dataset import Finding
 from tests.desktop.federated.test_owners_gate import HELD, JOB, SPEC
 
 _EXAMPLE = PrivacySpec("example", sampling=0.01, noise_multiplier=1.0, most_rounds=2, heldout=HeldoutLoss(12))
 assert SPEC.federated is not None
 EXAMPLES = msgspec.structs.replace(SPEC, federated=msgspec.structs.replace(SPEC.federated, privacy=_EXAMPLE))
+_ALONE = msgspec.structs.replace(_EXAMPLE, heldout=None)
+UNMEASURED = msgspec.structs.replace(SPEC, federated=msgspec.structs.replace(SPEC.federated, privacy=_ALONE))
 
 
 REPORT = OwnDataReport(files=1, bytes=9, rows=2, usable=2, characters=9)
@@ -81,9 +85,9 @@ async def test_leaving_while_data_is_checked_ends_the_check_and_joins_nothing(tm
     assert owner.memberships.joined == {}
 
 
-@pytest.mark.parametrize("spec", [SPEC, HELD, EXAMPLES])
-async def test_the_check_knows_of_what_is_held_back(spec: JobSpec, tmp_path: Path) -> None:
-    """Of owners too little of it would fail each round, and of examples tell no loss."""
+@pytest.mark.parametrize("spec", [SPEC, HELD, EXAMPLES, UNMEASURED])
+async def test_the_check_knows_of_examples_and_of_what_is_held_back(spec: JobSpec, tmp_path: Path) -> None:
+    """Of owners too little of it would fail each round, and of examples tell no loss; some data has no examples."""
     owner = Owner(tmp_path, spec)
     owner.sandbox.goes_on.set()
     view = await owner.joining.join(owner.order, "http://here")
@@ -91,6 +95,17 @@ async def test_the_check_knows_of_what_is_held_back(spec: JobSpec, tmp_path: Pat
     told = ["--privacy", encode_json(spec.federated.privacy).decode()]
     assert (owner.sandbox.asked[-2:] == told) == (spec is not SPEC)
     assert ("About 0 of these rows are held back" in " ".join(view.found)) == (spec is EXAMPLES)
+
+
+async def test_how_many_are_held_back_is_said_once(tmp_path: Path) -> None:
+    """A check that has counted them knows better than what follows from the number of rows."""
+    owner = Owner(tmp_path, EXAMPLES)
+    counted = Finding("heldout", "warning", Untrusted("held back to tell a loss of"), 5)
+    owner.sandbox.report = msgspec.structs.replace(REPORT, findings=(counted,))
+    owner.sandbox.goes_on.set()
+    said = " ".join((await owner.joining.join(owner.order, "http://here")).found)
+    assert "warning: held back to tell a loss of (5 rows)" in said
+    assert "of these rows are held back" not in said
 
 
 USAGE = "usage: trainer own [-h] --data DATA --how HOW --sequence SEQUENCE\n"
@@ -102,7 +117,7 @@ OLDER = [
 
 
 @pytest.mark.parametrize("said", OLDER)
-@pytest.mark.parametrize("spec", [HELD, EXAMPLES])
+@pytest.mark.parametrize("spec", [HELD, EXAMPLES, UNMEASURED])
 async def test_an_image_that_is_older_than_what_is_asked_for_is_named_before_anything_is_joined(
     said: str, spec: JobSpec, tmp_path: Path
 ) -> None:

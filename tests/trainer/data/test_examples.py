@@ -22,8 +22,10 @@ from trainer.data import owned
 from trainer.data.examples import OwnExamples, write_examples
 from trainer.data.marks import BEGINS, UNLEARNT, ids_of, learnt, positions_of
 from trainer.data.owned import datasets_in, own_tokens
+from trainer.data.text import documents
 from trainer.errors import DataError
 from trainer.files.inputs import InputFolder
+from trainer.formats.source import Dataset
 
 SEQUENCE, VOCABULARY = 16, 259
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
@@ -305,3 +307,46 @@ def test_too_few_held_back_examples_are_none(tmp_path: Path) -> None:
     train, held = held_of(rows(tmp_path, [f"this is what lies on bed {number} of the ward" for number in range(60)]))
     assert held is None
     assert 30 <= train.examples < 60, "those that were to be measured with are learnt from all the same by nobody"
+
+
+def test_a_line_of_megabytes_is_one_example_that_is_held_back_or_learnt_from(tmp_path: Path) -> None:
+    """It is read a megabyte at a time: two examples of one row would tell of it twice what is counted."""
+    lines = [f"bed {number} of the ward".encode() for number in range(200)]
+    long = " ".join(f"day {day}: asleep, \u00e9veill\u00e9" for day in range(50_000)).encode()
+    assert len(long) > 1 << 20
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"\n".join([*lines[:100], long, *lines[100:]]))
+    assert examples_of(path).examples == 201
+    train, held = held_of(path)
+    assert held is not None
+    assert train.examples + held.examples == 201
+    assert sum(text.startswith("day ") for text in texts_in(train) | texts_in(held)) == 1
+    tokens = sum(int(np.diff(one._starts).max() > SEQUENCE * 1000) for one in (train, held))
+    assert tokens == 1, "all of it is on one side"
+
+
+def test_a_last_line_stays_on_its_side_when_another_is_written_behind_it(tmp_path: Path) -> None:
+    """Else what was learnt from is measured with once its owner adds to the file."""
+    path = tmp_path / "notes.txt"
+    words = [f"bed {number}" for number in range(300)]
+
+    def sides(text: str) -> tuple[set[str], set[str]]:
+        path.write_bytes(text.encode())
+        train, held = held_of(path)
+        assert held is not None
+        kept, back = ({one.strip("\r\n\u010a\u010d") for one in texts_in(found)} for found in (train, held))
+        assert len(kept) + len(back) == 300
+        return kept, back
+
+    before = sides("".join(f"{word}\n" for word in words))
+    assert sides("\r\n".join(words)) == before, "whatever ends a line is no part of what it says"
+    for last in words[:12]:
+        assert sides("\n".join([*(word for word in words if word != last), last])) == before
+
+
+def test_a_line_without_end_is_refused_or_left_out_as_a_row_of_json_is(tmp_path: Path) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_bytes(b"bed 1 of the ward\n" + b"a word " * (10 << 20) + b"\nbed 2 of the ward\n")
+    with pytest.raises(DataError, match=r"row 2 of notes\.txt has more than 67,108,864 bytes: split it"):
+        list(documents(Dataset.of(path)))
+    assert [row.number for row in documents(Dataset.of(path, faulty="skip"))] == [1, 3]

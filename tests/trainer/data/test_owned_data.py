@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -15,7 +16,7 @@ from protocol.job.job import DatasetSpec, JobSpec, ModelSpec, TokenizerSpec, Tra
 from protocol.worker import OwnData
 from trainer.__main__ import main
 from trainer.check.own_check import look_at
-from trainer.data import owned
+from trainer.data import owned, text
 from trainer.data.owned import datasets_in, own_tokens
 from trainer.errors import DataError
 from trainer.files.inputs import InputFolder
@@ -127,6 +128,92 @@ def test_the_check_reads_what_is_held_back_of_the_federations_own_words(
     newer = encode_json(example).decode().replace('"one_in"', '"sooner":1,"one_in"')
     assert main([*words, "--privacy", newer]) != 0
     assert json.loads(capsys.readouterr().err)["code"] == "bad-document"
+
+
+PAIR = json.dumps({"prompt": "so?", "chosen": "yes, it is", "rejected": "no, it is not"}) + "\n"
+
+
+def checked(path: Path, privacy: PrivacySpec, capsys: pytest.CaptureFixture[str]) -> OwnDataReport | dict[str, str]:
+    """What the check says of data before it is joined, as the agent asks for it: the report, or why it is refused."""
+    words = ["own", "--data", str(path), "--how", encode_json(HOW_AUTO).decode(), "--sequence", str(SEQUENCE)]
+    refused = main([*words, "--privacy", encode_json(privacy).decode()])
+    told = capsys.readouterr()
+    return json.loads(told.err) if refused else decode_json(told.out.encode(), OwnDataReport)  # type: ignore[no-any-return]
+
+
+EXAMPLE = PrivacySpec("example", sampling=0.01)
+
+
+def test_what_has_no_examples_is_said_before_it_is_joined(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Else each start of it fails, again and again."""
+    np.save(tmp_path / "ids.npy", np.arange(1000, 9000, dtype=np.uint16))
+    (tmp_path / "pairs.jsonl").write_text(PAIR * 40)
+    for name, said in {"ids.npy": "nobody knows where a text ends", "pairs.jsonl": "answers to compare"}.items():
+        refused = checked(tmp_path / name, EXAMPLE, capsys)
+        assert isinstance(refused, dict)
+        assert refused["code"] == "no-examples"
+        assert said in refused["detail"]
+        with pytest.raises(DataError) as found:
+            own_tokens(OwnData(str(tmp_path / name), HOW_AUTO), by_example(), InputFolder(tmp_path), VOCABULARY)
+        assert found.value.detail == refused["detail"], "as each start says it"
+
+
+def by_example(heldout: HeldoutLoss | None = None) -> JobSpec:
+    one = spec()
+    assert one.federated is not None
+    privacy = msgspec.structs.replace(EXAMPLE, heldout=heldout, noise_multiplier=1.0)
+    return msgspec.structs.replace(one, federated=msgspec.structs.replace(one.federated, privacy=privacy))
+
+
+def test_what_no_federation_learns_from_is_said_before_it_is_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "pairs.jsonl").write_text(PAIR * 40)
+    refused = checked(tmp_path / "pairs.jsonl", PrivacySpec(), capsys)
+    assert isinstance(refused, dict)
+    assert "a chosen and a rejected answer" in refused["detail"]
+    own = tmp_path / "own"
+    own.mkdir()
+    (own / "a.txt").write_text(TEXT * 40)
+    (own / "b.jsonl").write_text(json.dumps({"prompt": "how is bed 7?", "completion": "asleep"}) + "\n")
+    for privacy in (PrivacySpec(), EXAMPLE):
+        refused = checked(own, privacy, capsys)
+        assert isinstance(refused, dict)
+        assert refused["code"] == "mixed-datasets"
+
+
+def told_of_held(report: OwnDataReport | dict[str, str]) -> list[int]:
+    assert isinstance(report, OwnDataReport)
+    assert report.problem == ""
+    return [found.rows for found in report.findings if found.kind == "heldout"]
+
+
+@pytest.mark.parametrize(("rows", "words", "tells"), [(60, 5, False), (600, 5, True), (400, 0, False)])
+def test_who_holds_back_too_little_to_tell_a_loss_hears_so_before_joining(
+    rows: int, words: int, tells: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = [f"bed {number}" + " asleep" * words for number in range(rows)]
+    (tmp_path / "own.txt").write_text("".join(f"{line}\n" for line in lines))
+    one_in = HeldoutLoss(4 if words else 400)
+    _, held = own_tokens(OwnData(str(tmp_path / "own.txt"), HOW), by_example(one_in), InputFolder(tmp_path), VOCABULARY)
+    assert (held is not None) == tells
+    private = msgspec.structs.replace(EXAMPLE, heldout=one_in)
+    told = told_of_held(checked(tmp_path / "own.txt", private, capsys))
+    assert len(told) == (not tells)
+    assert all(count < 32 for count in told)
+    assert told_of_held(checked(tmp_path / "own.txt", EXAMPLE, capsys)) == []
+
+
+def test_a_line_that_is_too_long_to_be_an_example_is_said_before_it_is_joined(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(text, "MAX_ROW_BYTES", 1000)
+    monkeypatch.setattr(text, "_LINE", 400)
+    (tmp_path / "own.txt").write_text(TEXT * 3 + "a word " * 200 + "\n")
+    report = checked(tmp_path / "own.txt", EXAMPLE, capsys)
+    assert isinstance(report, OwnDataReport)
+    assert "row 4 of own.txt has more than" in report.problem
+    assert checked(tmp_path / "own.txt", PrivacySpec(), capsys).problem == ""  # type: ignore[union-attr]
 
 
 def table(path: Path, texts: list[str]) -> None:

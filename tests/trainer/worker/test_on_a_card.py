@@ -234,3 +234,22 @@ async def test_a_lean_card_s_round_is_made_once_openings_have_left() -> None:
         await asyncio.wait_for(settled, 30)
         outbox.close()
         assert await behind is None
+
+
+async def test_an_opening_that_fails_is_not_waited_for() -> None:
+    outbox, files = WorkerOutbox(asyncio.get_running_loop()), cast(Any, None)
+
+    def broken() -> list[memoryview]:
+        raise MemoryError("no room for an opening")
+
+    with card():
+        service = OpeningService(Stage(config_of(), WHOLE, training(**LEAN), device=NAME), files, 0, outbox)
+        left = service._answer("a" * 32, broken)
+        try:
+            assert isinstance(await asyncio.to_thread(left.exception, 30), MemoryError)
+            await asyncio.wait_for(asyncio.to_thread(service.settle), 30)
+        finally:
+            outbox.close()
+    found = await outbox.get()
+    assert found is not None
+    assert "no room for an opening" in str(found[0]), "the coordinator hears why"

@@ -2,10 +2,13 @@
 
 import asyncio
 import contextlib
+import logging
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from common.encrypted_files import fresh_key, seal
 from coordinator.services.artifacts.model_archives import pack
@@ -37,10 +40,13 @@ from protocol.worker import (
 from tests.trainer.router import Handle, make_plan, start_process
 from tests.trainer.serve.answering import Asking, Reports, end_of, is_over, text_of, tokens_of
 from tests.trainer.serve.stages.early_exit import early_exit
+from tests.trainer.serve.stages.ring import tensors_of
 from tests.trainer.serve.stages.stage_files import CutModel
 from tests.trainer.serve.test_grammar import folder  # noqa: F401 - a fixture
 from tests.trainer.worker.test_answering import SPEC
+from trainer.files.inputs import InputFolder
 from trainer.serve.engine import Engine
+from trainer.worker.answering import _draft_of
 
 SECONDS = 300.0
 CUTS = [(0, 1), (1, 3)]
@@ -208,3 +214,29 @@ async def test_a_plan_with_other_cuts_ends_the_task(replica: Replica) -> None:
     await replica.join(make_plan([(0, 2), (2, 3)], [0], epoch=1))
     await replica.until(lambda: all(replica.has(TaskFailed)))
     assert [await one.process.wait() for one in replica.workers] == [1, 1]
+
+
+@pytest.mark.parametrize("how", ["damaged", "without numbers"])
+def test_a_stage_answers_without_a_draft_model_that_cannot_be_used(
+    how: str,
+    folder: Path,  # noqa: F811
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    small = early_exit(folder, 1, tmp_path / "small")
+    if how == "without numbers":
+        weights = tensors_of(small)
+        broken = {name: torch.full_like(value, torch.nan) for name, value in weights.items()}
+        save_file(broken, small / "model.safetensors", metadata={"format": "pt"})
+    pack(small, tmp_path / DRAFT_ARCHIVE)
+    made = CutModel.of(folder, tmp_path / "made")
+    first = laid_out(made, tmp_path, False, (tmp_path / DRAFT_ARCHIVE).read_bytes())[0]
+    sealed = Path(first.folder) / DRAFT_ARCHIVE
+    if how == "damaged":
+        content = bytearray(sealed.read_bytes())
+        content[len(content) // 2] ^= 1
+        sealed.write_bytes(content)
+    files = InputFolder(Path(first.folder), first.keys, first.weights_key)
+    with caplog.at_level(logging.WARNING, "cottage.worker"):
+        assert _draft_of(first, files, tmp_path / "draft") is None
+    assert "the draft model cannot be loaded, and answers go on without it" in caplog.text

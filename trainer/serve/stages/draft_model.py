@@ -20,6 +20,7 @@ from protocol.serving import Sampling, draft_tokens
 from trainer.errors import WeightsError
 from trainer.serve.sampling import drawn
 from trainer.serve.stages.pages import LayerCache, NoPagesError, pages_of
+from trainer.serve.stages.passes import DRAFTS
 from trainer.serve.stages.share import ModelShare, finished_config
 from trainer.stage.model import Cut
 
@@ -58,10 +59,12 @@ class DraftModel:
         self.vocabulary = self._share.tokens.vocabulary
         self.longest = min(shape.max_positions, context or shape.max_positions)
         token = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
-        pages = pages_of(draft_tokens(token, self.longest)) + 1
-        self._cache = LayerCache(layers, pages, shape.kv_heads, shape.head_dim, self._share.device)
+        self._pages = pages_of(draft_tokens(token, self.longest)) + 1
+        self._cache = LayerCache(layers, self._pages, shape.kv_heads, shape.head_dim, self._share.device)
         self._read: dict[int, list[int]] = {}
         """Of each sequence the tokens whose keys and values are there; the one that was used last is the last."""
+        self._room: dict[int, int] = {}
+        """Pages that are each sequence's own, the oldest one first."""
         self.pass_s = self._timed()
 
     @property
@@ -72,6 +75,22 @@ class DraftModel:
     def behind(self, sequence: int, tokens: Sequence[int]) -> int:
         """How many tokens of a sequence are still to be read; the last one always is, since what follows it is asked."""
         return len(tokens) - self._agreed(sequence, tokens)
+
+    def has_room(self, sequence: int, count: int) -> bool:
+        """Whether a sequence of ``count`` tokens with its drafts has room; one that has keeps it, unless an older one grows.
+
+        Two that put each other out would be read without end.
+        """
+        if count > self.longest:
+            self.forget(sequence)
+            return False
+        self._room[sequence] = pages_of(min(count + DRAFTS, self.longest))
+        while sum(self._room.values()) > self._pages:
+            youngest = next(reversed(self._room))
+            self.forget(youngest)
+            if youngest == sequence:
+                return False
+        return True
 
     def read(self, sequence: int, tokens: Sequence[int]) -> None:
         """Read up to ``PIECE`` further tokens of a sequence, all but its last one."""
@@ -94,6 +113,7 @@ class DraftModel:
     def forget(self, sequence: int) -> None:
         """A sequence is over."""
         self._read.pop(sequence, None)
+        self._room.pop(sequence, None)
         self._cache.tables.release(sequence)
 
     def _agreed(self, sequence: int, tokens: Sequence[int]) -> int:

@@ -36,6 +36,8 @@ class Drafter(Protocol):
 
     def behind(self, sequence: int, tokens: Sequence[int]) -> int: ...
 
+    def has_room(self, sequence: int, count: int) -> bool: ...
+
     def read(self, sequence: int, tokens: Sequence[int]) -> None: ...
 
     def propose(self, sequence: int, tokens: Sequence[int], sampling: Sampling, count: int) -> tuple[int, ...]: ...
@@ -142,16 +144,16 @@ class Drafting:
             answers: those under way that may have drafts.
         """
         for answer in answers:
-            reads = self.model is not None and len(answer.so_far.tokens) <= self.model.longest
-            if reads and self._wanted(answer, 1)[0] and self._tried(partial(self._read, answer)):
+            wanted = self.model is not None and self._wanted(answer, 1)[0]
+            if wanted and self._tried(partial(self._read, answer)):
                 return True
         return False
 
     def _read(self, answer: AnswerDrafts) -> bool:
-        """Read a piece; False where only few tokens are left, which are read with the next draft."""
+        """Read a piece; False without room, or where only few tokens are left, which are read with the next draft."""
         assert self.model is not None
         tokens = answer.so_far.tokens
-        if self.model.behind(answer.number, tokens) <= LATE:
+        if not self.model.has_room(answer.number, len(tokens)) or self.model.behind(answer.number, tokens) <= LATE:
             return False
         self.model.read(answer.number, tokens)
         return True
@@ -171,10 +173,12 @@ class Drafting:
         return self._tried(partial(self._propose, answer, wanted)) or ()
 
     def _propose(self, answer: AnswerDrafts, wanted: int) -> tuple[int, ...]:
-        """Drafts of the model; none while it has much to read, or where the sequence is too long for it."""
+        """Drafts of the model; none while it has much to read or no room, or where the sequence is too long for it."""
         assert self.model is not None
         tokens = answer.so_far.tokens
-        if len(tokens) >= self.model.longest or self.model.behind(answer.number, tokens) > LATE:
+        if len(tokens) >= self.model.longest or not self.model.has_room(answer.number, len(tokens)):
+            return ()
+        if self.model.behind(answer.number, tokens) > LATE:
             return ()
         began = self.clock()
         made = self.model.propose(answer.number, tokens, answer.sampling, wanted)

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from protocol.job.job import ServedWeights
 from protocol.models.model import STARTS_TIED, ModelConfigError, ModelShape, resolve_finished
 from protocol.models.tensor_names import way_in
-from protocol.serving import CACHE_BYTES, LONGEST
+from protocol.serving import CACHE_BYTES, longest_of
 from trainer.errors import WeightsError
 from trainer.malloc_trim import trim
 from trainer.serve.adapters import AdapterFiles, put_beside
@@ -49,7 +49,7 @@ class CacheSize:
 def cache_size(shape: ModelShape, context: int | None) -> CacheSize:
     """Room for a whole model's ``CACHE_BYTES``, of which each stage has what belongs to its layers."""
     each = 2 * shape.layers * shape.kv_heads * shape.head_dim * _FLOAT32
-    longest = max(PAGE, min(shape.max_positions, LONGEST, CACHE_BYTES // each, context or LONGEST))
+    longest = longest_of(each, shape.max_positions, context)
     one = -(-longest // PAGE) + 1
     return CacheSize(longest, min(max(one, CACHE_BYTES // (each * PAGE)), SEATS * one))
 

@@ -18,7 +18,7 @@ from trainer.serve.adapters import AdapterFiles
 from trainer.serve.engine import Engine
 from trainer.serve.stages import draft_model
 from trainer.serve.stages.draft_model import DraftModel
-from trainer.serve.stages.drafting import Drafting
+from trainer.serve.stages.drafting import AnswerDrafts, Drafting
 
 ASKED = [command(name, **more) for name, more in KINDS.items()]
 
@@ -191,6 +191,49 @@ async def test_a_long_prompt_is_read_in_pieces_and_sequences_make_room_for_each_
     assert len(draft.propose(3, list(range(120)), GREEDY, 99)) == 9, "no further than it reads"
     draft.forget(3)
     assert draft._cache.tables.free == len(draft._cache.tables._owners)
+
+
+def read_all(drafting: Drafting, *answers: AnswerDrafts) -> int:
+    """Read on while there is something to read; how often there was."""
+    reads = 0
+    while drafting.read_on(answers):
+        reads += 1
+        assert reads < 100, "it reads without end"
+    return reads
+
+
+def test_reading_ends_where_answers_do_not_fit_together(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They had put each other out without end, and a stage that waits never slept."""
+    monkeypatch.setattr(draft_model, "draft_tokens", lambda _each, context: context)
+    draft = draft_of(small, context=160)
+    drafting = Drafting(draft)
+    first, second = (drafting.begin(list(range(at, at + 110)), GREEDY) for at in (1, 101))
+    short = drafting.begin(list(range(30, 70)), GREEDY)
+    assert read_all(drafting, first, second, short) == 3, "two pieces of the first, one of the short one"
+    assert [bool(drafting.drafts(one, 4)) for one in (first, second, short)] == [True, False, True]
+    assert read_all(drafting, first, second, short) == 0
+    first.so_far.extend(range(200, 225))
+    assert read_all(drafting, second, first, short) == 1, "the older one has grown, and goes on where it was"
+    assert [bool(drafting.drafts(one, 4)) for one in (second, first, short)] == [False, True, False]
+    first.so_far.extend(range(225, 251))
+    assert read_all(drafting, first, second, short) == 3, "what is too long for it leaves its room to others"
+    drafting.end(first)
+    drafting.end(second)
+    drafting.end(short)
+    assert draft._cache.tables.free == len(draft._cache.tables._owners)
+
+
+def test_short_answers_that_do_not_fit_together_put_no_long_one_out(
+    small: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a draft reads at once takes room as well."""
+    monkeypatch.setattr(draft_model, "draft_tokens", lambda _each, context: context)
+    drafting = Drafting(draft_of(small, context=128))
+    long = drafting.begin(list(range(1, 101)), GREEDY)
+    assert read_all(drafting, long) == 2
+    others = [drafting.begin([number, 7], GREEDY) for number in range(3)]
+    assert [len(drafting.drafts(one, 1)) for one in (*others, long)] == [1, 0, 0, 1]
+    assert read_all(drafting, *others, long) == 0
 
 
 def prompt_of(folder: Path, asked: GenerateCommand) -> list[int]:  # noqa: F811

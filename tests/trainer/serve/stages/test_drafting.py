@@ -29,6 +29,9 @@ class CountingDrafter:
     def behind(self, _sequence: int, _tokens: Sequence[int]) -> int:
         return self.unread or 1
 
+    def has_room(self, _sequence: int, count: int) -> bool:
+        return count <= self.longest
+
     def read(self, _sequence: int, _tokens: Sequence[int]) -> None:
         self.unread = max(0, self.unread - 64)
 
