@@ -218,6 +218,10 @@ class ArrayCalls:
         Raises:
             ClientError: there is no input, one is empty, its name cannot be an element's, or two have one name.
         """
+        if lost := next((one for one in inputs if folder.resolve() in (one.resolve(), one.resolve().parent)), None):
+            raise ClientError(
+                f"the results of {lost} would lie in it, or where it is: name another folder than {folder}"
+            )
         read = {path: read_of(path, folder) for path in inputs}
         files = files_of(read)
         elements_of_files(read, dict.fromkeys(files, NOT_SENT))  # What cannot be is said before anything is sent.

@@ -8,7 +8,7 @@ import math
 from typing import Annotated, Any, Literal
 
 import msgspec
-from msgspec import Meta
+from msgspec import UNSET, Meta, UnsetType
 
 from common.untrusted_text import Told, Untrusted
 from protocol.evaluation import EvaluationSpec
@@ -380,14 +380,14 @@ class ServeSpec(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     weights: ServedWeights = "float32"
     adapters: Annotated[tuple[ServedAdapter, ...], Meta(max_length=MAX_ADAPTERS)] = ()
     draft: ModelSpec | None = None
-    draft_tokenizer: Digest | None = None
+    draft_tokenizer: Digest | UnsetType = UNSET
 
     def __post_init__(self) -> None:
         """Refuse an adapter that would have one name twice."""
         jobs = [one.job for one in self.adapters]
         if twice := next((job for job in jobs if jobs.count(job) > 1), None):
             raise ValueError(f"serve.adapters has job {twice} twice: name each once")
-        if self.draft_tokenizer is not None and (self.draft is None or self.draft.from_job is not None):
+        if self.draft_tokenizer is not UNSET and (self.draft is None or self.draft.from_job is not None):
             raise ValueError("serve.draft_tokenizer is of weights in serve.draft, and there are none: leave it out")
         if self.draft is not None:
             if self.draft.from_job is None and (self.draft.weights is None or self.draft.config is None):

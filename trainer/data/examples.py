@@ -191,19 +191,24 @@ def count_examples(found: Sequence[Dataset], one_in: int) -> tuple[ExampleCount,
     """
     kept, held = ExampleCount(), ExampleCount()
     for dataset in found:
+        lines = _in_lines(dataset)
         for row in documents(dataset):
-            said = _said(row)
+            said = _said(row, lines)
             if said.strip():
                 count = held if one_in and _is_held(said, one_in) else kept
                 count.examples += 1
-                count.bytes += len(said.encode()) + 1
+                count.bytes += len(said.encode()) + (not lines)
     return kept, held
 
 
-def _said(row: DatasetRow) -> str:
-    """What tells a row from others. The last line of a text has no end yet, and is the same once another stands behind it."""
+def _said(row: DatasetRow, lines: bool) -> str:
+    """What tells a row from others. The last of ``lines`` may have no end yet, and is the same once another stands behind it."""
     assert isinstance(row.text, str)
-    return row.text if row.talk is not None else row.text.rstrip("\r\n")
+    return row.text.rstrip("\r\n") + "\n" if lines else row.text
+
+
+def _in_lines(dataset: Dataset) -> bool:
+    return dataset.format(dataset.look()) == "text"
 
 
 def _is_held(said: str, one_in: int) -> bool:
@@ -232,11 +237,12 @@ def _talks(dataset: Dataset, template: ChatTemplate, sequence: int) -> Iterator[
         for row, made in talks_of(batch, template, dataset, answers=False):
             tokens = None if made is None else fitted(made, sequence)
             if tokens is not None:
-                yield _said(row), tokens
+                yield _said(row, lines=False), tokens
 
 
 def _texts(dataset: Dataset, tokenizer: Tokenizer, end: str | None, called: str) -> Iterator[tuple[str, TokenIds]]:
-    closing = None if end is None or dataset.format(dataset.look()) == "text" else tokenizer.token_to_id(end)
+    lines = _in_lines(dataset)
+    closing = None if end is None or lines else tokenizer.token_to_id(end)
     for batch in row_batches(documents(dataset)):
         texts = [row.text for row in batch if isinstance(row.text, str)]
         places = [place(row.number, dataset.name) for row in batch]
@@ -245,4 +251,4 @@ def _texts(dataset: Dataset, tokenizer: Tokenizer, end: str | None, called: str)
                 continue
             if closing is not None and ids[-1] != closing:
                 ids = np.append(ids, np.uint32(closing))
-            yield _said(row), marked(ids, np.ones(len(ids), dtype=bool))
+            yield _said(row, lines), marked(ids, np.ones(len(ids), dtype=bool))

@@ -381,15 +381,19 @@ class CottageGrid(Grid):  # type: ignore[misc]
     async def _cancel(self, ids: Sequence[str], attempts: int = ATTEMPTS) -> None:
         """End the jobs of messages that nobody will ask for any more; what cannot be ended now is ended later."""
         gone = [self._sent.pop(one) for one in ids if one in self._sent]
-        for job in {one.job for one in gone} - {one.job for one in list(self._sent.values())}:
-            self._rounds[job].given_up = True
+        own = {one.job for one in gone}
+        for job in own - {one.job for one in list(self._sent.values())}:
+            if (one := self._rounds.get(job)) is not None:  # Another thread may have settled it.
+                one.given_up = True
         if not (jobs := [job for job, one in list(self._rounds.items()) if one.given_up]):
             return
         async with self._client(attempts) as client:
             for job in jobs:
-                if (await client.get(job)).state not in _OVER:
-                    with contextlib.suppress(ProblemError):  # It has ended meanwhile.
-                        await client.cancel(job)
+                # Of an earlier round it is tried again with the next; what has come of this one is not lost by it.
+                with contextlib.nullcontext() if job in own else contextlib.suppress(ClientError):
+                    if (await client.get(job)).state not in _OVER:
+                        with contextlib.suppress(ProblemError):  # It has ended meanwhile.
+                            await client.cancel(job)
 
     async def _forget(self, ids: Sequence[str]) -> None:
         """The same of messages whose ids nobody learns, since something else went wrong, which is what is told."""

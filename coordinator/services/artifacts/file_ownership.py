@@ -5,6 +5,8 @@ Artifacts have their SHA-256 for a name, and the ledger's pages publish some: kn
 
 from collections.abc import Callable, Iterable
 
+from msgspec import UNSET
+
 from common.clock import Clock
 from coordinator.domain.account import LOCAL_ACCOUNT
 from coordinator.domain.job import Job
@@ -150,7 +152,7 @@ def sources(spec: JobSpec) -> list[tuple[str, Digest]]:
     found += [("tokenizer.file", spec.tokenizer.file)] if spec.tokenizer.file is not None else []
     if spec.serve is not None and spec.serve.draft is not None:
         found += [("serve.draft.weights", digest) for digest in spec.serve.draft.weight_files]
-    if spec.serve is not None and spec.serve.draft_tokenizer is not None:
+    if spec.serve is not None and spec.serve.draft_tokenizer is not UNSET:
         found.append(("serve.draft_tokenizer", spec.serve.draft_tokenizer))
     if (array := spec.array) is not None:
         found += [("array.image", array.image), ("array.elements", array.elements)]

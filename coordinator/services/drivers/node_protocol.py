@@ -4,6 +4,7 @@ from functools import partial
 from typing import TypeGuard, assert_never
 
 import msgspec
+from msgspec import UNSET
 
 from common import tracing
 from coordinator.domain import placement
@@ -548,6 +549,8 @@ def _operations(work: UnitOfWork, stage: int, leaves: int) -> float:
 def _assignment(work: UnitOfWork, lease: Lease) -> Assign:
     spec = work.job.spec  # An owner's node writes conversations by the model's template, and has agreed to all of this.
     spec = without_settings(spec) if spec.federated is None else spec
+    if spec.serve is not None:  # Compared here alone, and unknown to nodes of before.
+        spec = msgspec.structs.replace(spec, serve=msgspec.structs.replace(spec.serve, draft_tokenizer=UNSET))
     plan = work.plan(None if spec.trains else lease.replica)
     return Assign(
         lease=lease.id,

@@ -61,7 +61,7 @@ class DraftOrigins:
         try:
             given = spec.model.from_job is None
             tokenizer = spec.tokenizer if given else await self._base_models.tokenizer(spec.model)
-            file = spec.serve.draft_tokenizer
+            file = spec.serve.draft_tokenizer or None
             if draft.from_job is not None:
                 file = (await self._base_models.tokenizer(draft)).file
             await self._check_tokens(file, tokenizer.file)
@@ -86,7 +86,7 @@ class DraftOrigins:
             found, own = await _of_field(self._base_models.served(draft))
             await self._check_tokens(own.file, tokenizer.file)
         else:
-            await _of_field(self._check_tokens(spec.serve.draft_tokenizer, tokenizer.file))
+            await _of_field(self._check_tokens(spec.serve.draft_tokenizer or None, tokenizer.file))
             found = await _of_field(self._given(spec, draft, tokenizer))
         return {DRAFT_ARCHIVE: found.files[MODEL_ARCHIVE]}
 

@@ -15,7 +15,7 @@ from msgspec import UNSET, UnsetType
 
 from common.untrusted_text import untrusted
 from coordinator.domain.serving import AdapterPoint, ModelPoint
-from coordinator.errors import CottageError, InvalidError, NotFoundError
+from coordinator.errors import CottageError, InvalidError, NotFoundError, TooManyError
 from coordinator.services.accounts.budgets import COMPLETIONS
 from coordinator.services.jobs import ports
 from coordinator.web.auth import budgets_of, costs, principal
@@ -191,13 +191,22 @@ class CompletionRoutes:
     ) -> Completion:
         """Several texts of one request; each counts as a request of its own. What is wrong with one is told of all."""
         await budgets_of(request).take(COMPLETIONS, principal(request).account_id, len(commands) - 1)
-        turn = asyncio.Semaphore(AT_A_TIME)
+        turn, answered = asyncio.Semaphore(AT_A_TIME), False
 
         async def one(command: GenerateCommand) -> Completion:
-            async with turn, aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
-                made = await _whole(shape, reports)
-            assert isinstance(made, Completion)
-            return made
+            nonlocal answered
+            while True:
+                try:
+                    async with turn, aclosing(self._outputs.complete(job, point, command)) as reports:  # type: ignore[type-var]
+                        made = await _whole(shape, reports)
+                except TooManyError as error:
+                    if not answered:
+                        raise
+                    await asyncio.sleep(error.retry_s)  # What is answered would be asked again, and paid again.
+                    continue
+                assert isinstance(made, Completion)
+                answered = True
+                return made
 
         try:
             async with asyncio.TaskGroup() as group:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from coordinator.client import Client
+from coordinator.client.errors import ClientError
 from protocol.job.elements import ElementEnd, ElementRun
 from protocol.job.results import packed
 from tests.coordinator.arrays.arrayed import right
@@ -120,3 +121,14 @@ async def test_a_file_that_cannot_be_an_input_is_named_though_its_folder_has_no_
     told = " ".join(capsys.readouterr().err.split())
     assert f"'{name}' in folder runs/one cannot be an input: " in told
     assert "name an element" not in told
+
+
+@pytest.mark.parametrize(("inputs", "folder"), [(["a"], "a"), (["b", "a"], "."), (["a/n1.txt"], "a")])
+async def test_pythons_map_refuses_results_that_would_lie_among_its_inputs(
+    adding: ArrayHouse, inputs: list[str], folder: str
+) -> None:
+    async with Client(adding.url) as client:
+        with pytest.raises(ClientError, match="would lie in it, or where it is"):
+            async for _ in client.map("a" * 64, "x", [Path(one) for one in inputs], Path(folder), budget=1):
+                pass
+    assert not adding.ran

@@ -14,8 +14,9 @@ from coordinator.domain.wanted import folder_of
 from coordinator.errors import ConflictError, CottageError, InvalidError, NotFoundError
 from coordinator.services.artifacts.file_ownership import sources
 from coordinator.services.artifacts.model_files import read_tokens
+from coordinator.services.drivers.node_protocol import _assignment
 from coordinator.services.serving.draft_models import DraftOrigins
-from protocol.codec import MessageError, convert
+from protocol.codec import MessageError, convert, encode_json
 from protocol.ids import Digest
 from protocol.job.job import JobSpec, ModelSpec, ServeSpec, TokenizerSpec
 from protocol.models.model import inspect_config
@@ -187,6 +188,20 @@ async def test_files_of_a_draft_name_their_tokenizer_and_its_tokens_count(
         await made.bench.parts.jobs.create(NewJob(lost))
     assert missing.value.field == "serve.draft"
     assert ("serve.draft_tokenizer", digest("lost")) in sources(lost), "whose it is, is looked at"
+
+
+async def test_nodes_are_not_told_of_a_drafts_tokenizer_which_those_of_before_do_not_know() -> None:
+    assert b"draft_tokenizer" not in encode_json(ServeSpec())
+    bench = Deployed()
+    await bench.come(1, memory_mb=MB)
+    job = await bench.deploy()
+    await bench.turn(job, 5)
+    async with bench.desk(job) as work:
+        weights = ModelSpec(config={"model_type": "llama"}, weights=digest("draft"))
+        serve = ServeSpec(draft=weights, draft_tokenizer=digest("tokens"))
+        work.job = msgspec.structs.replace(work.job, spec=msgspec.structs.replace(work.job.spec, serve=serve))
+        told = _assignment(work, next(iter(work.leases.values()))).spec.serve
+        assert told == ServeSpec(draft=weights)
 
 
 async def test_a_job_without_a_model_drafts_nothing(made: AdaptedBench) -> None:

@@ -1,5 +1,6 @@
 """Single examples of an owner's data: which rows they are, how they are drawn, and what a window of one holds."""
 
+import hashlib
 import json
 import math
 from collections import Counter
@@ -19,7 +20,7 @@ from protocol.worker import OwnData
 from tests.support.chat_templates import small_tokenizer
 from trainer.check.own_check import look_at
 from trainer.data import owned
-from trainer.data.examples import OwnExamples, write_examples
+from trainer.data.examples import OwnExamples, count_examples, write_examples
 from trainer.data.marks import BEGINS, UNLEARNT, ids_of, learnt, positions_of
 from trainer.data.owned import datasets_in, own_tokens
 from trainer.data.text import documents
@@ -350,3 +351,11 @@ def test_a_line_without_end_is_refused_or_left_out_as_a_row_of_json_is(tmp_path:
     with pytest.raises(DataError, match=r"row 2 of notes\.txt has more than 67,108,864 bytes: split it"):
         list(documents(Dataset.of(path)))
     assert [row.number for row in documents(Dataset.of(path, faulty="skip"))] == [1, 3]
+
+
+def test_a_line_is_drawn_with_its_end_so_that_it_stays_on_its_side(tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(200)]
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    _, held = count_examples(datasets_in(tmp_path, DatasetSpec("0" * 64)), 4)
+    ends = [hashlib.sha256(f"{line}\n".encode()).digest()[:8] for line in lines]
+    assert held.examples == sum(int.from_bytes(end, "big") % 4 == 0 for end in ends)

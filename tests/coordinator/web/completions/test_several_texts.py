@@ -9,7 +9,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from coordinator.client import Client
-from coordinator.errors import InvalidError
+from coordinator.errors import InvalidError, TooManyError
 from coordinator.services.accounts.budgets import COMPLETIONS
 from coordinator.web.completions.routes import AT_A_TIME
 from protocol.rest.completions import MAX_PROMPTS
@@ -99,3 +99,26 @@ async def test_each_text_counts_as_a_request(town: House, http: aiohttp.ClientSe
         await client.completions.create(model=job, prompt=["a"] * MAX_PROMPTS)
         with pytest.raises(openai.RateLimitError, match="requests to models"):
             await client.completions.create(model=job, prompt=["a"] * 2)
+
+
+async def test_who_is_refused_behind_others_that_were_answered_waits(
+    house: House, client: AsyncOpenAI, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job, asked = await started(house), list[str]()
+
+    async def crowded(
+        _self: Outputs, _job: str, _point: object, command: GenerateCommand
+    ) -> AsyncIterator[TextReport | AnsweredReport]:
+        asked.append(command.prompt)
+        if command.prompt == "full" or (command.prompt == "late" and asked.count("late") < 3):
+            await asyncio.sleep(0.05)
+            raise TooManyError("too many answers are under way", 0.01)
+        yield TextReport("1", command.prompt)
+        yield AnsweredReport("1", "stop", 1, 1)
+
+    monkeypatch.setattr(Outputs, "complete", crowded)
+    answer = await client.completions.create(model=job, prompt=["a", "late", "b"])
+    assert [choice.text for choice in answer.choices] == ["a", "late", "b"]
+    assert (asked.count("a"), asked.count("late")) == (1, 3), "nothing that is answered is asked again"
+    with pytest.raises(openai.RateLimitError):
+        await client.with_options(max_retries=0).completions.create(model=job, prompt=["full", "full"])
