@@ -142,6 +142,7 @@ class Lending(QObject):
         self._client.ask()
 
     def _answer(self, body: bytes, pid: int) -> None:
+        self._looked = True
         if pid > 0:
             self._process.follow(pid)  # Whoever answers is the agent, even where another process was started after it.
             if self._process.pid != pid:
