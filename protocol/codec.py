@@ -13,6 +13,7 @@ from protocol.refusals import malformed, refusal
 T = TypeVar("T")
 
 MAX_KINDS = 256  # Decoders that are kept; there are some ninety kinds of message, and a caller can make more.
+LARGEST_BITS = 1_000  # Of an integer that has a float beside it.
 MAX_MESSAGE = 1 << 20  # Control messages are a few kilobytes; an SDP of 64 KB and a plan of 2,000 members fit.
 
 
@@ -33,6 +34,19 @@ class MessageError(ValueError):
 def encode(message: msgspec.Struct) -> bytes:
     """MessagePack of one message."""
     return msgspec.msgpack.encode(message)
+
+
+def as_packed(value: Any) -> Any:
+    """Plain data with integers for which MessagePack has no room as floats: tokenizers have 1e30 tokens for "no limit".
+
+    Args:
+        value: of integers up to ``LARGEST_BITS``, and not deep.
+    """
+    if isinstance(value, dict):
+        return {key: as_packed(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [as_packed(part) for part in value]
+    return float(value) if type(value) is int and not -(2**63) <= value < 2**63 else value
 
 
 def decode(data: bytes | bytearray | memoryview, kind: Any, limit: int = MAX_MESSAGE) -> Any:

@@ -5,6 +5,7 @@ import math
 import re
 from typing import Any, TypeVar
 
+import msgspec
 import yaml
 from aiohttp import web
 
@@ -52,15 +53,23 @@ async def read_document(request: web.Request, kind: type[T]) -> T:
         raise InvalidError(
             f"Content-Type is {request.content_type[:80]!r}: send application/json or application/yaml", "Content-Type"
         )
-    if isinstance(document, JobSpec | NewJob):
-        spec = document if isinstance(document, JobSpec) else document.spec
-        check_plain(spec.model.config, "model.config")
-        check_plain(spec.model.generation, "model.generation")
-        check_plain(spec.tokenizer.settings, "tokenizer.settings")
-        if spec.serve is not None and spec.serve.draft is not None:
-            check_plain(spec.serve.draft.config, "serve.draft.config")
-            check_plain(spec.serve.draft.generation, "serve.draft.generation")
+    if isinstance(document, JobSpec):
+        return _sendable(document)  # type: ignore[return-value]
+    if isinstance(document, NewJob):
+        return msgspec.structs.replace(document, spec=_sendable(document.spec))  # type: ignore[return-value]
     return document  # type: ignore[no-any-return]
+
+
+def _sendable(spec: JobSpec) -> JobSpec:
+    """The document, as nodes can be sent it; raises InvalidError where something in it has no such form."""
+    check_plain(spec.model.config, "model.config")
+    check_plain(spec.model.generation, "model.generation")
+    check_plain(spec.tokenizer.settings, "tokenizer.settings", codec.LARGEST_BITS)
+    if spec.serve is not None and spec.serve.draft is not None:
+        check_plain(spec.serve.draft.config, "serve.draft.config")
+        check_plain(spec.serve.draft.generation, "serve.draft.generation")
+    settings = codec.as_packed(spec.tokenizer.settings)
+    return msgspec.structs.replace(spec, tokenizer=msgspec.structs.replace(spec.tokenizer, settings=settings))
 
 
 async def own_origin(request: web.Request, jobs: ports.JobsPort, spec: JobSpec, whole: bool = False) -> None:
@@ -108,13 +117,14 @@ def parse_yaml(data: bytes) -> Any:
     return value
 
 
-def check_plain(value: Any, where: str = "") -> None:
+def check_plain(value: Any, where: str = "", bits: int = 63) -> None:
     """See that plain data would survive a round trip through JSON and a database.
 
     Args:
         where: the field that they are of.
+        bits: of an integer, at most.
     Raises:
-        InvalidError: too deep or too large, a number that is not finite or beyond 64 bits, a zero character, another type.
+        InvalidError: too deep or too large, a number that is not finite or has more bits, a zero character, another type.
     """
     queue: list[tuple[Any, int, str]] = [(value, 0, where)]
     count = 0
@@ -131,10 +141,10 @@ def check_plain(value: Any, where: str = "") -> None:
         elif isinstance(item, list):
             queue += [(part, depth + 1, f"{place}[{number}]") for number, part in enumerate(item)]
         else:
-            _check_scalar(item, f"{place}: " if place else "")
+            _check_scalar(item, f"{place}: " if place else "", bits)
 
 
-def _check_scalar(item: Any, at: str) -> None:
+def _check_scalar(item: Any, at: str, bits: int) -> None:
     match item:
         case None | bool():
             return
@@ -142,8 +152,8 @@ def _check_scalar(item: Any, at: str) -> None:
             if "\0" in item:
                 raise InvalidError(f"{at}a text holds a zero character: {item[:40]!r}")
         case int():
-            if not -(2**63) <= item < 2**63:
-                raise InvalidError(f"{at}a number of {item.bit_length()} bits: at most 63 are taken")
+            if not -(2**bits) <= item < 2**bits:
+                raise InvalidError(f"{at}a number of {item.bit_length()} bits: at most {bits} are taken")
         case float():
             if not math.isfinite(item):
                 raise InvalidError(f"{at}the number {item}: only finite numbers are taken")

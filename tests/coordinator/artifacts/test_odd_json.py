@@ -10,9 +10,9 @@ import pytest
 from coordinator.errors import CottageError, InvalidError
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.model_files import ModelFiles, read_tokens
-from coordinator.web.documents import check_plain
+from coordinator.web.documents import _sendable, check_plain
 from protocol.asking import template_text
-from protocol.codec import MessageError, decode_json, encode
+from protocol.codec import LARGEST_BITS, MessageError, as_packed, decode, decode_json, encode
 from protocol.job.end_tokens import ending, ends_of
 from protocol.job.job import JobSpec, ModelSpec, TokenizerSpec
 from protocol.models import config_keys
@@ -79,11 +79,11 @@ def test_a_table_without_tokens_and_one_of_too_many_bytes_are_refused(tmp_path: 
         read_tokens(path, "tokenizer")
 
 
-def through_the_door(text: str) -> Any:
+def through_the_door(text: str, bits: int = 63) -> Any:
     """What a document may hold; None: it is refused there."""
     try:
         value = decode_json(text, Any)
-        check_plain(value)
+        check_plain(value, bits=bits)
     except (MessageError, CottageError):
         return None
     return value
@@ -111,7 +111,7 @@ def test_a_config_is_refused_in_words_or_can_be_kept(odd: str) -> None:
 @pytest.mark.parametrize("odd", ODD, ids=named)
 @pytest.mark.parametrize("key", ["chat_template", "eos_token", "other"])
 def test_settings_are_refused_or_can_be_kept_and_sent(odd: str, key: str) -> None:
-    if (value := through_the_door(f'{{"{key}": {odd}}}')) is None:
+    if (value := as_packed(through_the_door(f'{{"{key}": {odd}}}', LARGEST_BITS))) is None:
         return
     settings = TokenizerSpec("file", file=digest("tokenizer"), settings=value)
     document: JobSpec = msgspec.structs.replace(spec(), tokenizer=settings)
@@ -119,3 +119,17 @@ def test_settings_are_refused_or_can_be_kept_and_sent(odd: str, key: str) -> Non
     assert decode_json(msgspec.json.encode(document), JobSpec) == document
     assert isinstance(template_text(value), str)
     assert ending(settings, (), {"x": 0, "y": 1}, {5: "y"}).token in ("x", None)
+
+
+def test_a_tokenizer_without_a_limit_is_taken_and_can_be_sent() -> None:
+    """``transformers`` writes an integer of 100 bits for none."""
+    given = {"model_max_length": int(1e30), "deep": [{"a": -(2**70)}], "small": 2**62}
+    document = msgspec.structs.replace(
+        spec(), tokenizer=TokenizerSpec("file", file=digest("tokenizer"), settings=given)
+    )
+    taken = _sendable(document)
+    assert taken.tokenizer.settings == given, "1e30 is the same number"
+    assert decode(encode(taken), JobSpec) == taken
+    beyond = msgspec.structs.replace(document.tokenizer, settings={"model_max_length": 10**400})
+    with pytest.raises(InvalidError, match=r"tokenizer\.settings\.model_max_length: a number of 1329 bits"):
+        _sendable(msgspec.structs.replace(document, tokenizer=beyond))
