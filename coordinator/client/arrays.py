@@ -218,7 +218,7 @@ class ArrayCalls:
         Raises:
             ClientError: there is no input, one is empty, its name cannot be an element's, or two have one name.
         """
-        if lost := next((one for one in inputs if folder.resolve() in (one.resolve(), one.resolve().parent)), None):
+        if lost := overwritten(inputs, folder):
             raise ClientError(
                 f"the results of {lost} would lie in it, or where it is: name another folder than {folder}"
             )
@@ -249,6 +249,12 @@ def refuse_empty(files: Sequence[Path]) -> None:
     """Raises ClientError where a file has nothing in it."""
     if nothing := next((path for path in files if path.stat().st_size == 0), None):
         raise ClientError(f"{nothing} is empty: an input has something in it")
+
+
+def overwritten(inputs: Sequence[Path], results: Path) -> Path | None:
+    """The first input that results would lie in, or where it is."""
+    folder = results.resolve()
+    return next((one for one in inputs if folder in (one.resolve(), one.resolve().parent)), None)
 
 
 def read_of(path: Path, results: Path) -> dict[str, Path]:

@@ -30,6 +30,7 @@ from coordinator.client.arrays import (
     command_words,
     elements_of_files,
     files_of,
+    overwritten,
     read_of,
     refuse_empty,
 )
@@ -130,7 +131,7 @@ def _over(patterns: Sequence[str], results: Path) -> list[Path]:
     if not files:
         way = "end it with a slash for an element of each folder"
         raise CliUsageError(f"--over {' '.join(patterns)}: there are folders, and no files: {way}")
-    if lost := next((path for path in files if (results / path.name).resolve() == path.resolve()), None):
+    if lost := overwritten(files, results):
         raise CliUsageError(f"the result of {lost} would lie where {lost} is: name another folder in --out")
     if len(files) > MAX_ELEMENTS:
         raise CliUsageError(
