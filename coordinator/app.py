@@ -324,19 +324,10 @@ def assemble(
     buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
     asking = InferenceTrials(context, checkpoints, generator, rounds.homes)
     outputs = JobOutputs(checkpoints, asking, logs, StepOpenings(context, artifacts), buckets)
-    notices = NoticeDelivery(
-        context, outside or (lambda: outside_session(allowed=config.webhook_networks)), config.mail
-    )
     work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
     found = (draw_blocks, referee, BondedDisputes(context, desk, chain, drawing), Canaries(context, desk, forger))
     shown = (upkeep, jobs, network, market, books, outputs)
-    told = (
-        NoticeService(context, config.mail is not None),
-        notices,
-        relays,
-        relay_assignment,
-        Patience(clock, context.metrics),
-    )
+    told = (*_notices(context, outside), relays, relay_assignment, Patience(clock, context.metrics))
     money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
     files = (doors, keeping := Keeping(context, artifacts, checkpoints.folders), unpaid)
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
@@ -346,6 +337,13 @@ def assemble(
     served = (rounds.homes, checks, proofs, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts)
+
+
+def _notices(context: Context, outside: OpenSession | None) -> tuple[NoticeService, NoticeDelivery]:
+    """What people choose to be told, and what tells them; ``outside``: opens sessions to their webhooks."""
+    config = context.config
+    opens = outside or (lambda: outside_session(allowed=config.webhook_networks))
+    return NoticeService(context, config.mail is not None), NoticeDelivery(context, opens, config.mail)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ import pytest
 from tests.test_banned_calls import ROOMS, ROOT, parsed
 
 MOST = 25
+LINES = 70
 GENERATED = {ROOT / "coordinator" / "store" / "migrations" / "versions"}
 """One file a change of the tables, in the order in which they are made."""
 
@@ -33,6 +34,20 @@ def test_a_package_says_what_it_is_for(folder: Path) -> None:
     if not package.exists():
         pytest.skip("scripts, and no package")
     assert ast.get_docstring(parsed(package)), "say in a sentence what is in this room, and what is not"
+
+
+def test_a_function_fits_on_a_screen() -> None:
+    """A step of the database is a list of what it changes, and nobody changes it afterwards."""
+    files = (file for top in (*ROOMS, "tests", "benchmarks") for file in (ROOT / top).rglob("*.py"))
+    long = [
+        f"{file.relative_to(ROOT)}: {node.name} has {lines} lines"
+        for file in files
+        if file.parent not in GENERATED
+        for node in ast.walk(parsed(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        and (lines := (node.end_lineno or 0) - node.lineno + 1) > LINES
+    ]
+    assert long == []
 
 
 def test_code_stands_as_ruff_formats_it() -> None:

@@ -104,21 +104,8 @@ def start_agent(tmp_path: Path, coordinator: Double) -> StartAgent:
         home.remember(settings)
         stop = asyncio.Event()
         desk = OwnerApi(home, "test", Handles(lambda on: None if on else stop.set(), stop.set, lambda _: NO_MEANS))
-        agent = Agent(
-            AgentParts(
-                home,
-                settings,
-                key,
-                profile,
-                chosen,
-                clock or SystemClock(),
-                device,
-                readings,
-                containers,
-                release_key,
-            ),
-            desk.books,
-        )
+        means = (clock or SystemClock(), device, readings, containers, release_key)
+        agent = Agent(AgentParts(home, settings, key, profile, chosen, *means), desk.books)
         desk.agent = agent
 
         async def serve() -> None:

@@ -79,7 +79,6 @@ def prepare(
     """
     mixture = Mixture((dataset, *more), heldout, judged)
     names = ", ".join(one.name for one in mixture.trained)
-
     if mixture.tokenised and tokenizer.kind == "bpe":
         ids = f"a dataset of token ids ({dataset.format(dataset.look())})"
         raise DataError("missing-file", f"{ids} needs its own tokenizer: give tokenizer.kind file, or bytes")
