@@ -47,7 +47,7 @@ def test_each_third_case_runs_each_time_and_the_others_are_long(asked: str, foun
     done = subprocess.run(
         (sys.executable, *words),
         cwd=tmp_path,
-        env={"PYTHONPATH": str(ROOT)},
+        env={"PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
         capture_output=True,
         text=True,
         check=True,

@@ -1,5 +1,6 @@
 """A test that says what is no text is told as any other, whichever process ran it."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -24,9 +25,14 @@ def test_that_fails():
 def test_odd_text_of_a_test_does_not_end_the_run(tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text(CONFTEST)
     (tmp_path / "test_odd.py").write_text(ODD)
-    command = [sys.executable, "-m", "pytest", "-n", "1", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path)]
+    words = ["-p", "xdist.plugin", "-n", "1", "-q", "-p", "no:cacheprovider", "--rootdir", str(tmp_path), str(tmp_path)]
     run = subprocess.run(
-        [*command, str(tmp_path)], capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[1]
+        [sys.executable, "-m", "pytest", *words],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        cwd=Path(__file__).parents[1],
+        env={**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
     )
     assert "1 failed, 2 passed" in run.stdout, run.stdout + run.stderr
     assert {line[:1] for line in run.stdout.splitlines() if r" \udce4" in line} >= {"E", "W"}, run.stdout

@@ -221,7 +221,7 @@ app = ClientApp(client_fn=lambda context: Client(context.node_config["partition-
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_apps_of_flowers_older_interface_run_too(house: ArrayHouse, tmp_path: Path) -> None:  # noqa: F811
     """Their server sends from a thread for each client, so each message is a job of its own."""
     from flwr.common import ndarrays_to_parameters, parameters_to_ndarrays

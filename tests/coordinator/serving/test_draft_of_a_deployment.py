@@ -109,6 +109,7 @@ async def test_files_of_a_draft_model_do_as_well_and_one_node_answers_without_it
         await made.bench.parts.jobs.create(NewJob(drafted(made, deeper)))
 
 
+@pytest.mark.long
 async def test_files_whose_head_is_their_embedding_draft_as_well(
     made: AdaptedBench, folder: Path, tmp_path: Path
 ) -> None:
@@ -149,6 +150,7 @@ async def test_a_draft_model_of_other_tokens_is_refused_in_words(
             assert refused.value.field == "serve.draft"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("of_job", [True, False])
 async def test_files_of_a_draft_name_their_tokenizer_and_its_tokens_count(
     made: AdaptedBench, folder: Path, tmp_path: Path, of_job: bool

@@ -105,6 +105,7 @@ async def test_one_process_answers_many_at_a_time_and_each_as_if_it_were_alone(f
     assert all(process.returncode is not None for process in hall.processes)
 
 
+@pytest.mark.long
 async def test_an_answer_keeps_to_its_limits(folder: Path, tmp_path: Path) -> None:
     hall = Hall(tmp_path)
     archive = await hall.archive(folder, tmp_path / "model.zip")
@@ -188,6 +189,7 @@ async def test_a_model_without_a_template_continues_texts_only(folder: Path, tmp
     await hall.engines.close()
 
 
+@pytest.mark.long
 async def test_whoever_stops_listening_ends_the_answer(folder: Path, tmp_path: Path) -> None:
     hall = Hall(tmp_path)
     archive = await hall.archive(folder, tmp_path / "model.zip")

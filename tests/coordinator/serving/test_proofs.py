@@ -123,7 +123,8 @@ async def test_what_is_accused_outlives_the_coordinator_and_costs_stake_once() -
     assert not [record for record in await accused(bench) if record.evidence]
 
 
-@pytest.mark.parametrize("end", ["a day", "the deployment"])
+@pytest.mark.one_in(2)
+@pytest.mark.parametrize("end", ["the deployment", "a day"])
 async def test_where_nobody_can_say_in_time_nothing_is_lost_and_the_words_are_forgotten(end: str) -> None:
     bench = Deployed()
     bench.checker.env_class = "a server"

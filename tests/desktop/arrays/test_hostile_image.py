@@ -140,6 +140,7 @@ async def test_what_an_image_leaves_or_says_harms_neither_the_agent_nor_the_next
         assert loud.tail[-1] == "\N{REPLACEMENT CHARACTER}[2Jthe end"
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("batch", [1, 4])
 @pytest.mark.parametrize("mode", [None, 0o755, 0o700])
 async def test_an_image_may_have_nothing_but_one_program_and_folders_that_are_closed(

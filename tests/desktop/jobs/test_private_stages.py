@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from coordinator.services.artifacts.model_archives import pack
 from desktop.agent.sandbox.base import SandboxLimits
 from desktop.agent.sandbox.process import ProcessSandbox
@@ -24,6 +26,7 @@ def asked(adapter: int) -> GenerateCommand:
     return GenerateCommand(f"{adapter}", MARKED, tokens=24, sampling=Sampling(seed=5), adapter=adapter)
 
 
+@pytest.mark.long
 async def test_two_nodes_talk_past_the_coordinator_with_an_adapter_and_without(
     coordinator: Double,
     start_agent: StartAgent,

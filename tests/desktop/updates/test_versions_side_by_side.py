@@ -5,6 +5,7 @@ import io
 import os
 import tarfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -58,21 +59,21 @@ def test_a_package_is_laid_out_and_the_link_names_it_with_the_old_one_kept(
 
 
 @pytest.mark.parametrize(
-    ("data", "size"),
+    ("made", "size"),
     [
-        (special(tarfile.SYMTYPE, "out", "/etc/passwd"), 10240),
-        (special(tarfile.SYMTYPE, "out", "../../../x"), 10240),
-        (special(tarfile.CHRTYPE, "device"), 10240),
-        (special(tarfile.FIFOTYPE, "pipe"), 10240),
-        (packed({"../0.1.0/" + AGENT: b"mine now"})[0], 10240),
-        (packed({"../../../../tmp/mine": b"mine"})[0], 10240),
-        (packed({"no-agent": b"x"})[0], 10240),
-        (gzip.compress(bytes(64 << 20), mtime=0), 10240),  # 64 MB of nothing in 64 KB.
-        (packed({AGENT: bytes(64 << 20)})[0], 1 << 20),
-        (packed({f"{number}": b"" for number in range(20_001)})[0], 1 << 30),
-        (packed(WHOLE)[0][:-20], 1 << 20),
-        (b"no gzip", 1 << 20),
-        (b"", 1 << 20),
+        (lambda: special(tarfile.SYMTYPE, "out", "/etc/passwd"), 10240),
+        (lambda: special(tarfile.SYMTYPE, "out", "../../../x"), 10240),
+        (lambda: special(tarfile.CHRTYPE, "device"), 10240),
+        (lambda: special(tarfile.FIFOTYPE, "pipe"), 10240),
+        (lambda: packed({"../0.1.0/" + AGENT: b"mine now"})[0], 10240),
+        (lambda: packed({"../../../../tmp/mine": b"mine"})[0], 10240),
+        (lambda: packed({"no-agent": b"x"})[0], 10240),
+        (lambda: gzip.compress(bytes(64 << 20), mtime=0), 10240),  # 64 MB of nothing in 64 KB.
+        (lambda: packed({AGENT: bytes(64 << 20)})[0], 1 << 20),
+        (lambda: packed({f"{number}": b"" for number in range(20_001)})[0], 1 << 30),
+        (lambda: packed(WHOLE)[0][:-20], 1 << 20),
+        (lambda: b"no gzip", 1 << 20),
+        (lambda: b"", 1 << 20),
     ],
     ids=[
         "absolute link",
@@ -91,9 +92,9 @@ def test_a_package_is_laid_out_and_the_link_names_it_with_the_old_one_kept(
     ],
 )
 def test_a_package_that_is_none_or_reaches_outside_leaves_everything_as_it_was(
-    folder: InstallationFolder, tmp_path: Path, data: bytes, size: int
+    folder: InstallationFolder, tmp_path: Path, made: Callable[[], bytes], size: int
 ) -> None:
-    package = written(tmp_path, data)
+    package = written(tmp_path, made())
     before = sorted(tmp_path.rglob("*"))
     with pytest.raises(UpdateError, match=r"0\.2\.0"):
         folder.unpack(package, "0.2.0", size)
