@@ -6,7 +6,7 @@ What the driver objects to is said again through SQLAlchemy, so that faults read
 in a transaction once it has refused a statement: its refusal is told as SQLAlchemy would.
 """
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -37,12 +37,24 @@ class _Text(NamedTuple):
     binds: Mapping[str, Callable[[Any], Any]]
     switches: tuple[int, ...]
 
+    def in_order(self, values: Mapping[str, Any]) -> list[Any]:
+        """What the driver is given for each parameter."""
+        given = [values[name] if name in values else self.known[name] for name in self.names]
+        if not self.binds:
+            return given
+        return [
+            self.binds[name](one) if name in self.binds else one for name, one in zip(self.names, given, strict=True)
+        ]
+
 
 class Direct:
-    """The way to the driver within one transaction, once that has begun."""
+    """The way to the driver within one transaction, once that has begun.
 
-    def __init__(self, connection: AsyncConnection, do: Callable[[Awaitable[Any]], Awaitable[Any]]) -> None:
-        self._connection, self._do = connection, do
+    Who is cancelled meanwhile goes on at once: SQLite's driver does what comes after in its turn, as the end of the transaction.
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self._connection = connection
         self._driver: Any = None
 
     async def rows(self, statement: Executable, values: Mapping[str, Any]) -> list[tuple[Any, ...]] | None:
@@ -66,19 +78,26 @@ class Direct:
         counted = await self._said(text, text.sql + _COUNTED, values)
         return None if counted is None else len(counted)
 
-    async def _said(self, text: _Text, sql: str, values: Mapping[str, Any]) -> list[tuple[Any, ...]] | None:
-        given = [values[name] if name in values else text.known[name] for name in text.names]
-        if text.binds:
-            given = [
-                text.binds[name](one) if name in text.binds else one
-                for name, one in zip(text.names, given, strict=True)
-            ]
+    async def inserted(
+        self, statement: Executable, several: Sequence[Mapping[str, Any]]
+    ) -> list[tuple[Any, ...]] | None:
+        """What a statement tells that keeps one row, or nothing where it keeps several; None and what it raises: as ``rows``."""
+        if (text := _text(statement, self._connection.dialect)) is None:
+            return None
+        return await self._said(text, text.sql, *several)
+
+    async def _said(self, text: _Text, sql: str, *several: Mapping[str, Any]) -> list[tuple[Any, ...]] | None:
+        """What a statement finds; with several values it is said once for each, and tells nothing."""
+        given = [text.in_order(values) for values in several]
         try:
             if self._driver is None:
                 self._driver = (await self._connection.get_raw_connection()).driver_connection
+            if len(given) > 1:
+                await self._driver.executemany(sql, given)
+                return []
             if self._connection.dialect.driver == "aiosqlite":
-                return list(await self._do(self._driver.execute_fetchall(sql, given)))
-            return [tuple(row) for row in await self._do(self._driver.fetch(sql, *given))]
+                return list(await self._driver.execute_fetchall(sql, given[0]))
+            return [tuple(row) for row in await self._driver.fetch(sql, *given[0])]
         except (TimeoutError, OSError):
             raise
         except Exception as error:
