@@ -145,22 +145,18 @@ class SqlTransaction:
             self._begun = True
             return found
 
-    async def _rows(self, statement: Executable, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        """What a query finds: the values of its columns, in their order."""
-        if self._begun:
-            async with answering():
-                found = await self._direct.rows(statement, values)
-            if found is not None:
-                return found
+    async def _rows(
+        self, statement: Executable, values: Mapping[str, Any], one: bool = False
+    ) -> Sequence[Sequence[Any]]:
+        """What a query finds: the values of its columns, in their order. ``one``: it looks for one row, by its key."""
+        if self._begun and (found := await self._direct.rows(statement, values, one)) is not None:
+            return found
         return (await self._execute(statement, values)).all()
 
     async def _changed(self, statement: Executable, values: Mapping[str, Any]) -> int:
         """How many rows a statement changes."""
-        if self._begun:
-            async with answering():
-                counted = await self._direct.changed(statement, values)
-            if counted is not None:
-                return counted
+        if self._begun and (counted := await self._direct.changed(statement, values)) is not None:
+            return counted
         return int((await self._execute(statement, values)).rowcount)
 
     async def get(self, kind: type[R], *key: Scalar) -> R:
@@ -190,8 +186,9 @@ class SqlTransaction:
         if offset:
             values["offset"] = offset
         query = _query(kind, shape, newest, after is not None, limit is not None, bool(offset))
-        read = _reader(kind)
-        return [cast(R, read(tuple(row))) for row in await self._rows(query, values)]
+        read, same = _reader(kind), {one.field for one in shape if one.operator == "="}
+        found = await self._rows(query, values, one=same.issuperset(KINDS[kind].key))
+        return [cast(R, read(tuple(row))) for row in found]
 
     async def sums(
         self, kind: type[msgspec.Struct], field: Column[int], by: Sequence[Column[Any]], *where: Condition
@@ -211,11 +208,8 @@ class SqlTransaction:
         how = KINDS[type(records[0])]
         values = [_encode(how, record) for record in records]
         try:
-            if self._begun:
-                async with answering():
-                    found = await self._direct.inserted(statement, values)
-                if found is not None:
-                    return found
+            if self._begun and (found := await self._direct.inserted(statement, values)) is not None:
+                return found
             result = await self._execute(statement, values if len(values) > 1 else values[0])
             return result.all() if result.returns_rows else ()
         except IntegrityError as error:

@@ -3,7 +3,9 @@
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
+import aiosqlite
 import msgspec
 import pytest
 from sqlalchemy import event, text
@@ -139,3 +141,31 @@ async def test_a_connection_that_died_while_it_rested_is_replaced_unseen(postgre
         await killer.dispose()
         await store.close()
         await ownership.close()
+
+
+async def test_single_rows_of_sqlite_are_read_and_kept_without_a_visit_to_its_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    visits: list[str] = []
+    as_it_is = aiosqlite.Connection._execute
+
+    async def counted(self: aiosqlite.Connection, what: Any, *given: Any, **named: Any) -> Any:
+        visits.append(what.__name__)
+        return await as_it_is(self, what, *given, **named)
+
+    monkeypatch.setattr(aiosqlite.Connection, "_execute", counted)
+    store = await SqlStore.open(f"sqlite+aiosqlite:///{tmp_path / 'test.db'}")
+    async with store.transaction() as tx:
+        day = await tx.insert(MachineDay(NODE, 1))
+    visits.clear()
+    async with store.transaction() as tx:
+        await tx.update(msgspec.structs.replace(day, earned=7), day)
+        assert (await tx.get(MachineDay, NODE, 1)).earned == 7
+        await tx.insert_all([line(number) for number in range(3)])
+        row = await tx.insert(OutboxRecord("key", JOB, "settle", {"payee": 1}, 1.0))
+        assert row.id == 1
+    assert visits == ["_execute_fetchall", "commit"], "it began and ended there"
+    async with store.transaction() as tx:
+        assert len(await tx.find(EventRecord, col(EventRecord.job).equals(JOB))) == 3
+    assert len(visits) == 5, "a search may be long"
+    await store.close()
