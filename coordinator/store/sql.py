@@ -40,8 +40,8 @@ from common import tracing
 from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
 from coordinator.store.direct import Direct
 from coordinator.store.faults import UNUSABLE, answering, unusable
+from coordinator.store.kept_connection import KeptConnection, cut_short, whole
 from coordinator.store.kinds import KINDS, RecordKind
-from coordinator.store.line import Line, cut_short, whole
 from coordinator.store.ownership import Ownership
 from coordinator.store.period_tables import metadata
 from coordinator.store.ports import Column, Condition, Operator, Place, R, Scalar, Transaction, fields_of
@@ -65,7 +65,7 @@ class SqlStore:
         self._turns = Turns()  # SQLite has one writer: waiting here is fairer than its busy loop.
         # A statement of SQLite's that is broken off takes its connection along, which keeps the lock of the file for ever.
         self._do = whole if engine.dialect.name == "sqlite" else cut_short
-        self._line = Line(engine, ownership, self._do)
+        self._kept = KeptConnection(engine, ownership, self._do)
 
     @classmethod
     async def open(cls, url: str, ownership: Ownership | None = None) -> "SqlStore":
@@ -107,14 +107,14 @@ class SqlStore:
             await self._turns.take()
         away: StoreAwayError | None = None
         try:
-            connection, ended = await self._line.begun(), False
+            connection, ended = await self._kept.begun(), False
             try:
-                yield SqlTransaction(connection, self._do, begun=self._line.begins)
+                yield SqlTransaction(connection, self._do, begun=self._kept.begins)
                 async with answering():
                     await self._do(connection.commit())
                 ended = True
             finally:
-                await whole(self._line.over(connection, ended))
+                await whole(self._kept.over(connection, ended))
         except StoreAwayError as error:
             away = error
             raise
@@ -123,7 +123,7 @@ class SqlStore:
 
     async def close(self) -> None:
         """Close every connection."""
-        await self._line.close()
+        await self._kept.close()
         await self._engine.dispose()
 
 

@@ -19,7 +19,7 @@ from coordinator.store.ownership import Ownership
 T = TypeVar("T")
 
 
-class Line:
+class KeptConnection:
     """One for whoever has the turn.
 
     Attributes:
