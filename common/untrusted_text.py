@@ -9,7 +9,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from typing import Annotated, Any, Literal, NewType, TypeVar, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal, NewType, TypeVar, cast, get_args, get_origin, get_type_hints
 
 import msgspec
 from msgspec import Meta
@@ -33,13 +33,22 @@ def untrusted(text: object, limit: int = MAX_TEXT) -> Untrusted:
     >>> untrusted("\\x1b]0;owned\\x07a\\nb")
     '�]0;owned�a b'
     """
+    if _is_plain(text, limit):
+        return cast(Untrusted, text)
     return Untrusted(_cut(_clean(str(text)[: limit + 1], _PLAIN, ""), limit))
 
 
 def untrusted_lines(text: object, limit: int = 1 << 20) -> Untrusted:
     """The same for a text of several lines: line breaks and tabs stay, everything else is as in ``untrusted``."""
+    if _is_plain(text, limit):
+        return cast(Untrusted, text)
     whole = str(text)[: limit + 1].replace("\r\n", "\n")
     return Untrusted(_cut(_clean(whole, _PLAIN_LINES, "\t\n"), limit))
+
+
+def _is_plain(text: object, limit: int) -> bool:
+    """Whether it is shown as it is; most are, and a page has thousands."""
+    return type(text) is str and text.isascii() and text.isprintable() and len(text) <= limit
 
 
 def _clean(text: str, plain: re.Pattern[str], kept: str) -> str:

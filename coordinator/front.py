@@ -57,7 +57,7 @@ async def front_of(
         )
         store = ReadingStore(config.database)
         stack.push_async_callback(store.close)
-        context = Context(config, clock, store, secrets.token_bytes, job_sums=absent())
+        context = Context(config, clock, store, secrets.token_bytes)
         seal = FrontSeal(key.seed)
         line = LineToWork(door, seal, http, context.bus, store.fits)
         app = web.Application(middlewares=[Leading(line, seal, config.behind_proxy).lead])

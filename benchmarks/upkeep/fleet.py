@@ -48,8 +48,8 @@ from common.clock import SystemClock
 from coordinator.client.client import Client
 from coordinator.config import Config
 from coordinator.front import front_of
+from coordinator.store.kept_sums import metadata
 from coordinator.store.ownership import Ownership
-from coordinator.store.period_tables import metadata
 from coordinator.web.connections import listen
 from coordinator.web.signal import PATH
 from protocol.codec import decode

@@ -36,7 +36,7 @@ from rich.table import Table
 from sqlalchemy import Boolean, make_url
 
 from benchmarks.common import publish
-from coordinator.store import tables
+from coordinator.store.kept_sums import metadata
 from coordinator.store.sql import SqlStore
 from ledger.local.rpc import Rpc
 from ledger.local.server import build_app
@@ -51,6 +51,13 @@ LINK = re.compile(r'href="(/[^"#]*)"')
 PLACE = re.compile(r"[0-9a-f]{32}|[1-9A-HJ-NP-Za-km-z]{32,44}")
 _INDICES = """SELECT indexname, indexdef FROM pg_indexes
     WHERE schemaname = 'public' AND indexname NOT IN (SELECT conname FROM pg_constraint)"""
+_FILLING = (
+    "fsync = off",
+    "synchronous_commit = off",
+    "full_page_writes = off",
+    "autovacuum = off",
+    "max_wal_size = '8GB'",
+)
 NO_PAGE = re.compile(
     r"^/(?:static|favicon|api/|login|sign-out|download/|docs)|/(?:events|stream|artifact|model|checkpoint)"
 )
@@ -151,17 +158,23 @@ async def moved(database: Path, postgres: Postgres, explain: float | None = None
     Args:
         explain: milliseconds from which on PostgreSQL says how it found what it was asked for; None: it never does.
     """
+    if (moved_to := database.with_suffix(".postgresql")).exists():
+        return moved_to.read_text()
     url = postgres.url()
     await (await SqlStore.open(url)).close()
     source, name = sqlite3.connect(database), make_url(url).database
     target = await asyncpg.connect(host=str(postgres.folder), user="cottage", database=name)
     try:
-        await target.execute("SET session_replication_role = replica")  # Rows come before those that they name.
+        # Rows come before those that they name, and with what the database sums of them.
+        await target.execute("SET session_replication_role = replica")
         await target.execute("SET maintenance_work_mem = '512MB'")
+        for setting in _FILLING:
+            await target.execute(f"ALTER SYSTEM SET {setting}")
+        await target.execute("SELECT pg_reload_conf()")
         indices = await target.fetch(_INDICES)
         for index in indices:
             await target.execute(f"DROP INDEX {index['indexname']}")
-        for table in tables.metadata.sorted_tables:
+        for table in metadata.sorted_tables:
             flags = [isinstance(column.type, Boolean) for column in table.c]
             names = [column.name for column in table.c]
             quoted = ", ".join(f'"{name}"' for name in names)
@@ -180,11 +193,14 @@ async def moved(database: Path, postgres: Postgres, explain: float | None = None
         for index in indices:
             await target.execute(index["indexdef"])
         await target.execute("VACUUM ANALYZE")
+        await target.execute("ALTER SYSTEM RESET ALL")
+        await target.execute("SELECT pg_reload_conf()")
         for setting in () if explain is None else _explaining(explain):
             await target.execute(f"ALTER DATABASE {name} SET {setting}")
     finally:
         await target.close()
         source.close()
+    moved_to.write_text(url)
     return url
 
 
@@ -225,7 +241,8 @@ def main() -> None:
     parser.add_argument("--explain", type=float, metavar="MS", help="keep the plans of statements that take longer")
     options = parser.parse_args()
     folder = options.keep or Path(tempfile.mkdtemp())
-    postgres = Postgres() if options.postgresql else None
+    kept = None if options.keep is None else options.keep / "postgresql"
+    postgres = Postgres(kept) if options.postgresql else None
     try:
         if postgres is not None:
             postgres.start()
@@ -234,7 +251,9 @@ def main() -> None:
         if postgres is not None and options.explain is not None:
             shutil.copy(postgres.folder / "log", Path("build/bench/many_jobs.plans"))
     finally:
-        if postgres is not None:
+        if postgres is not None and options.keep is not None:
+            postgres.stop()
+        elif postgres is not None:
             postgres.remove()
         if options.keep is None:
             shutil.rmtree(folder)

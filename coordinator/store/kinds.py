@@ -73,6 +73,8 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
         ("created", "id"),
         frozenset({"spec", "quote", "config", "files", "pace", "agreement", "preference", "evaluated", "owners"}),
         steady=frozenset({"spec", "quote", "config", "files"}),
+        # Those that ended last, by each list and page of jobs and of the market: some 5 kB each, 300 of them at a time.
+        kept=1_024,
     ),
     RunRecord: RecordKind("runs", ("job",), ("job",), frozenset({"run"})),
     Lease: RecordKind("leases", ("id",), ("granted", "fence", "id"), frozenset({"traffic"})),

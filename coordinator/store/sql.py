@@ -20,6 +20,7 @@ from sqlalchemy import (
     Integer,
     Select,
     String,
+    Table,
     Update,
     and_,
     bindparam,
@@ -27,6 +28,7 @@ from sqlalchemy import (
     event,
     func,
     insert,
+    literal_column,
     select,
     tuple_,
     update,
@@ -41,9 +43,9 @@ from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
 from coordinator.store.direct import Direct
 from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.kept_connection import KeptConnection, cut_short, whole
+from coordinator.store.kept_sums import HALF_BITS, KEPT_SUMS, metadata
 from coordinator.store.kinds import KINDS, RecordKind
 from coordinator.store.ownership import Ownership
-from coordinator.store.period_tables import metadata
 from coordinator.store.ports import Column, Condition, Operator, Place, R, Scalar, Transaction, fields_of
 from coordinator.store.turns import Turns
 
@@ -176,8 +178,7 @@ class SqlTransaction:
         offset: int = 0,
         after: Place | None = None,
     ) -> list[R]:
-        names = fields_of(kind, where)
-        shape = tuple(_shape(name, one) for name, one in zip(names, where, strict=True))
+        shape = _shapes(kind, where)
         values = _values(where)
         if after is not None:
             values |= {f"after_{number}": value for number, value in enumerate(after)}
@@ -194,9 +195,9 @@ class SqlTransaction:
         self, kind: type[msgspec.Struct], field: Column[int], by: Sequence[Column[Any]], *where: Condition
     ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
         summed, *names = fields_of(kind, (field, *by))
-        shapes = tuple(_shape(name, one) for name, one in zip(fields_of(kind, where), where, strict=True))
-        rows = await self._rows(_sum(kind, summed, tuple(names), shapes), _values(where))
-        return {tuple(row[:-2]): (int(row[-2]), int(row[-1])) for row in rows if row[-2]}
+        query = _summed(KINDS[kind].name, summed, tuple(names), _shapes(kind, where))
+        rows = await self._rows(query, _values(where))
+        return {tuple(key): (int(n), (int(high) << HALF_BITS) + int(low)) for *key, n, high, low in rows if n}
 
     async def insert(self, record: R) -> R:
         how = KINDS[type(record)]
@@ -344,6 +345,10 @@ def _shape(field: str, condition: Condition) -> _Shape:
     return _Shape(field, condition.operator, None if condition.value is None else 1)
 
 
+def _shapes(kind: type[msgspec.Struct], where: Sequence[Condition]) -> tuple[_Shape, ...]:
+    return tuple(_shape(name, one) for name, one in zip(fields_of(kind, where), where, strict=True))
+
+
 def _values(where: Sequence[Condition]) -> dict[str, Scalar | list[Scalar]]:
     """What the parameters of ``_query`` are, by their names there."""
     found: dict[str, Scalar | list[Scalar]] = {}
@@ -372,8 +377,8 @@ def _query(
 ) -> Select[Any]:
     how, table = KINDS[kind], metadata.tables[KINDS[kind].name]
     order = [table.c[field].desc() if newest else table.c[field].asc() for field in how.order]
-    met = [_compared(table.c[shape.field], shape, f"where_{number}") for number, shape in enumerate(where)]
-    query = select(*(table.c[field] for field in kind.__struct_fields__)).where(*met).order_by(*order)
+    columns = [table.c[field] for field in kind.__struct_fields__]
+    query = select(*columns).where(*_compared_all(table, where)).order_by(*order)
     if after:
         there = tuple_(*(bindparam(f"after_{at}", type_=table.c[field].type) for at, field in enumerate(how.order)))
         here = tuple_(*(table.c[field] for field in how.order))
@@ -381,6 +386,25 @@ def _query(
     if limited:
         query = query.limit(bindparam("limit", type_=Integer))
     return query.offset(bindparam("offset", type_=Integer)) if shifted else query
+
+
+@lru_cache(maxsize=1_024)
+def _summed(table: str, field: str, by: tuple[str, ...], where: tuple[_Shape, ...]) -> Select[Any]:
+    """Of all rows of a table, or of the sums that are kept of it."""
+    kept = KEPT_SUMS.get(table)
+    found: tuple[ColumnElement[Any], ...]
+    if kept is not None and field in kept.fields and kept.by.issuperset((*by, *(shape.field for shape in where))):
+        of = kept.table
+        found = tuple(func.sum(of.c[name]) for name in ("number", f"{field}_high", f"{field}_low"))
+    else:
+        of = metadata.tables[table]
+        found = func.count(), literal_column("0"), func.sum(of.c[field])
+    names = [of.c[name] for name in by]
+    return select(*names, *found).where(*_compared_all(of, where)).group_by(*names)
+
+
+def _compared_all(table: Table, where: Sequence[_Shape]) -> list[ColumnElement[bool]]:
+    return [_compared(table.c[shape.field], shape, f"where_{number}") for number, shape in enumerate(where)]
 
 
 def _compared(column: ColumnElement[Any], shape: _Shape, name: str) -> ColumnElement[bool]:
@@ -398,14 +422,6 @@ def _compared(column: ColumnElement[Any], shape: _Shape, name: str) -> ColumnEle
             return column.in_(bindparam(name, type_=column.type, expanding=True))
         case "in":
             return column.in_([bindparam(f"{name}_{at}", type_=column.type) for at in range(shape.values or 0)])
-
-
-@lru_cache(maxsize=1_024)
-def _sum(kind: type[msgspec.Struct], summed: str, by: tuple[str, ...], where: tuple[_Shape, ...]) -> Select[Any]:
-    columns = metadata.tables[KINDS[kind].name].c
-    names = [columns[name] for name in by]
-    met = [_compared(columns[shape.field], shape, f"where_{number}") for number, shape in enumerate(where)]
-    return select(*names, func.count(), func.sum(columns[summed])).where(*met).group_by(*names)
 
 
 @cache
@@ -427,9 +443,7 @@ def _change(table: str, key: tuple[str, ...], fields: tuple[str, ...]) -> Update
 
 def _met(kind: type[msgspec.Struct], where: Sequence[Condition]) -> list[ColumnElement[bool]]:
     """Conditions, whose values are ``_values``."""
-    columns = metadata.tables[KINDS[kind].name].c
-    shapes = [_shape(name, one) for name, one in zip(fields_of(kind, where), where, strict=True)]
-    return [_compared(columns[shape.field], shape, f"where_{number}") for number, shape in enumerate(shapes)]
+    return _compared_all(metadata.tables[KINDS[kind].name], _shapes(kind, where))
 
 
 def _encode(how: RecordKind, record: msgspec.Struct) -> dict[str, Any]:

@@ -22,9 +22,9 @@ from coordinator.domain.lease import Lease
 from coordinator.domain.rounds.round import Round
 from coordinator.domain.rounds.run import Holder, Run, begin
 from coordinator.errors import ConflictError, NotFoundError
+from coordinator.store.kept_sums import metadata
 from coordinator.store.kinds import KINDS
 from coordinator.store.memory import MemoryStore
-from coordinator.store.period_tables import metadata
 from coordinator.store.ports import Store, col
 from coordinator.store.records import EventRecord, MetricRecord, NodeRecord, OutboxRecord, RunRecord
 from coordinator.store.sql import MIGRATIONS, SqlStore, migrate

@@ -6,6 +6,7 @@ most frequent step, and three dozen migrations took most of it.
 
 import os
 import pwd
+import secrets
 import shutil
 import signal
 import subprocess
@@ -30,19 +31,19 @@ needs_postgres = pytest.mark.skipif(
 class Postgres:
     """One cluster. ``start`` after ``kill`` recovers it from its log, as after a power cut."""
 
-    def __init__(self) -> None:
-        """Make an empty cluster; it does not run yet."""
+    def __init__(self, folder: Path | None = None) -> None:
+        """Make an empty cluster, or take the one in ``folder``; it does not run yet."""
         assert PROGRAMS is not None
         # Not below pytest's folder, where another user may not look; a socket's path has 107 bytes at most.
-        self.folder = Path(tempfile.mkdtemp(prefix="cottage-pg-"))
+        self.folder = folder or Path(tempfile.mkdtemp(prefix="cottage-pg-"))
+        self.folder.mkdir(parents=True, exist_ok=True)
         self._user = pwd.getpwnam("postgres").pw_uid if os.geteuid() == 0 else None
         if self._user is not None:
             os.chown(self.folder, self._user, -1)
-        self._made = 0
         self._process: subprocess.Popen[bytes] | None = None
-        self._run(
-            "initdb", "-D", str(self.folder / "data"), "-U", "cottage", "--auth=trust", "-E", "UTF8", "--locale=C"
-        )
+        if not (self.folder / "data").exists():
+            words = ("-U", "cottage", "--auth=trust", "-E", "UTF8", "--locale=C")
+            self._run("initdb", "-D", str(self.folder / "data"), *words)
 
     def start(self) -> None:
         """Run, and wait until it takes connections."""
@@ -62,8 +63,7 @@ class Postgres:
 
     def url(self) -> str:
         """The address of a new database."""
-        self._made += 1
-        name = f"d{self._made}"
+        name = f"d{secrets.token_hex(8)}"
         self._run("createdb", "-h", str(self.folder), "-U", "cottage", name)
         return f"postgresql+asyncpg://cottage@/{name}?host={self.folder}"
 
@@ -77,6 +77,12 @@ class Postgres:
         """Kill -9, all of its processes."""
         self._signal(signal.SIGKILL)
         assert self._process is not None
+        self._process.wait()
+
+    def stop(self) -> None:
+        """End it as an operator does: all of it lies on the disk."""
+        assert self._process is not None
+        self._process.send_signal(signal.SIGINT)
         self._process.wait()
 
     def freeze(self) -> None:

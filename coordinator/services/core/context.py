@@ -7,7 +7,6 @@ from common.clock import Clock
 from coordinator.bus import Bus
 from coordinator.config import Config
 from coordinator.metrics import Metrics
-from coordinator.services.core.stored_sums import JobSums
 from coordinator.store.ports import Store
 
 
@@ -21,7 +20,6 @@ class Context:
     entropy: Callable[[int], bytes]
     bus: Bus = field(default_factory=Bus)
     metrics: Metrics = field(default_factory=Metrics)
-    job_sums: JobSums = field(default_factory=JobSums)
 
     def new_id(self) -> str:
         """32 hexadecimal digits."""

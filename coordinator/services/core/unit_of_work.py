@@ -371,7 +371,7 @@ class JobDesk:
                     self._kept.begin()
                     opened = await self._load(tx, job)
                     yield opened.work
-                    after = await self._save(opened)
+                    after = await _save(opened)
                 self._stored(opened, after)
 
     def ask(
@@ -468,7 +468,7 @@ class JobDesk:
                 shared.answers.append((errand, await errand.carry_out(opened.work)))
             for errand in {errand.then: errand for errand in asked}.values():
                 await errand.follow_up(opened.work)
-            shared.done.append((opened, await self._save(opened)))
+            shared.done.append((opened, await _save(opened)))
         except Exception as error:
             if not isinstance(error, StoreAwayError):
                 self._faulty = {job, *self._faulty} if len(self._faulty) < MAX_FAULTY else {job}
@@ -515,15 +515,11 @@ class JobDesk:
         work.disputed = {audit.id for audit in kept.audits if audit.state == "replaying"} & kept.disputed
         return _Opened(work, kept, await self._missed(tx, work))
 
-    async def _save(self, opened: _Opened) -> KeptJob:
-        work, before = opened.work, opened.before
-        if work.job != before.job:
-            self._context.job_sums.changed(before.job)
-        return await _save(unnoticed(work.tx), work, before)
 
-
-async def _save(tx: Transaction, work: UnitOfWork, before: KeptJob) -> KeptJob:
+async def _save(opened: _Opened) -> KeptJob:
     """Store what was made of a job; returns it as it is stored now."""
+    work, before = opened.work, opened.before
+    tx = unnoticed(work.tx)
     if work.job != before.job:
         work.job = await tx.update(work.job, before.job)
     run = before.run

@@ -7,7 +7,7 @@ from coordinator.domain import pricing
 from coordinator.domain.job import Job, JobState
 from coordinator.services.core.context import Context
 from coordinator.services.network.nodes import Nodes
-from coordinator.store.ports import col
+from coordinator.store.ports import Transaction, col
 
 QUEUED = (JobState.FUNDED, JobState.PLANNED, JobState.RUNNING)  # Not what nobody has paid for: that would cost nothing.
 MAX_QUEUED = 1000  # Jobs that are counted; a longer queue has long reached the highest price.
@@ -30,11 +30,15 @@ class Rates:
 
     async def now(self) -> MarketRate:
         """The price at this moment. It continues from an earlier job's, so that neither a restart nor a crowd makes it jump."""
-        now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
-            queued = await tx.find(Job, col(Job.state).in_(QUEUED), limit=MAX_QUEUED)
-            before = await tx.find(Job, col(Job.created) < now - pricing.STEP_S, newest=True, limit=1)
-            before = before or await tx.find(Job, limit=1)
+            return await self.within(tx)
+
+    async def within(self, tx: Transaction) -> MarketRate:
+        """The same, as the transaction sees it."""
+        now = self._context.clock.time()
+        queued = await tx.find(Job, col(Job.state).in_(QUEUED), limit=MAX_QUEUED)
+        before = await tx.find(Job, col(Job.created) < now - pricing.STEP_S, newest=True, limit=1)
+        before = before or await tx.find(Job, limit=1)
         least = self._context.config.price_per_petaflop
         offers = [pricing.Offer(int(c.flops), c.floor) for c in self._nodes.everybody()]
         waiting = sum(map(left, queued))

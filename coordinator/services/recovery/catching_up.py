@@ -38,7 +38,6 @@ class CatchingUp:
             ledger = await self._read(job, entries)
             async with self._context.store.transaction() as tx:
                 await JobRestoration(tx, self._context.clock.time(), ledger, self._artifacts.has).bring_up(job, entries)
-            self._context.job_sums.forget()
 
     async def _read(self, job: str, entries: Sequence[JobRecords]) -> LedgerTruth:
         """What the ledger has of a job, as soon as it answers."""

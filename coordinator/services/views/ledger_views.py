@@ -15,7 +15,6 @@ from coordinator.services.audits.evidence import read_evidence
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import names_in, readable
 from coordinator.services.core.leases import Leases
-from coordinator.services.core.stored_sums import ConfirmedSums
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments import tallies
 from coordinator.services.payments.chain import ChainPort
@@ -59,7 +58,6 @@ class BookService:
         promises: PromiseService,
     ) -> None:
         self._context = context
-        self._confirmed = ConfirmedSums()
         self._promises = promises
         self._chain = chain
         self._nodes = nodes
@@ -99,11 +97,11 @@ class BookService:
     async def totals(self) -> ledger.LedgerTotals:
         """Where all the money is."""
         async with self._context.store.transaction() as tx:
-            moved, now = await self._confirmed.by_kind(tx), self._context.clock.time()
-            fields = col(Job.escrow), col(Job.paid), col(Job.refunded)
-            by_state = [await self._context.job_sums.by_state(tx, now, field) for field in fields]
-        escrow, paid, refunded = (sum(amount for _, amount in found.values()) for found in by_state)
-        return _totals(moved, escrow - paid - refunded)
+            confirmed: Condition = col(OutboxRecord.state).equals("confirmed")
+            of_kind = await tx.sums(OutboxRecord, col(OutboxRecord.amount), (col(OutboxRecord.kind),), confirmed)
+            of_jobs = [await tx.sums(Job, field, ()) for field in (col(Job.escrow), col(Job.paid), col(Job.refunded))]
+        escrow, paid, refunded = (found.get((), (0, 0))[1] for found in of_jobs)
+        return _totals({str(kind): amount for (kind,), (_, amount) in of_kind.items()}, escrow - paid - refunded)
 
     async def job(self, job: str) -> ledger.JobLedger:
         """A job's escrow, as the ledger has it now; as the books have it where the ledger does not answer."""

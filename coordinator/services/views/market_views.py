@@ -93,8 +93,9 @@ class MarketService:
 
     async def now(self) -> market.Market:
         """Price and demand now, and how they were."""
-        now, rate = self._context.clock.time(), await self._rates.now()
+        now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
+            rate = await self._rates.within(tx)
             queued = await tx.find(Job, col(Job.state).in_(QUEUED))
             quoted = await tx.find(Job, newest=True, limit=MAX_PRICES)
             paid, offered = await week(tx, now)

@@ -54,7 +54,7 @@ class NetworkService:
     async def view(self) -> api.NetworkView:
         """Capacity, work and price at a glance."""
         async with self._context.store.transaction() as tx:
-            states = await self._context.job_sums.by_state(tx, self._context.clock.time(), col(Job.paid))
+            states = await tx.sums(Job, col(Job.paid), (col(Job.state),))
             earned = await tx.sums(NodeRecord, col(NodeRecord.earned), ())
         here = self._nodes.everybody()
         busy = self._leases.busy()
@@ -63,8 +63,8 @@ class NetworkService:
             nodes_busy=sum(node.node in busy for node in here),
             memory_mb=sum(node.memory_mb for node in here),
             flops=sum(node.flops for node in here),
-            jobs_running=sum(states.get(state, _NONE)[0] for state in _RUNNING),
-            jobs_done=states.get(JobState.SETTLED, _NONE)[0],
+            jobs_running=sum(states.get((state,), _NONE)[0] for state in _RUNNING),
+            jobs_done=states.get((JobState.SETTLED,), _NONE)[0],
             paid_total=earned.get((), _NONE)[1],
             price_per_petaflop=self._context.config.price_per_petaflop,
             coordinator=self._coordinator,

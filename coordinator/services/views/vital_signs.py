@@ -12,7 +12,6 @@ from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.backup_age import backup_age
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
-from coordinator.services.core.stored_sums import JobSums
 from coordinator.services.network.nodes import Nodes, NodeSession
 from coordinator.services.payments.withdrawals import Sponsor
 from coordinator.store.ports import Condition, Transaction, col
@@ -97,7 +96,7 @@ class VitalSigns:
         try:
             async with asyncio.timeout(ANSWER_S), self._context.store.transaction() as tx:
                 self._stored = {
-                    **await _counted(tx, self._context.clock.time(), self._context.job_sums),
+                    **await _counted(tx, self._context.clock.time()),
                     ("database_up",): 1.0,
                 }
         except (StoreAwayError, TimeoutError):
@@ -118,8 +117,8 @@ class VitalSigns:
             }
 
 
-async def _counted(tx: Transaction, now: float, job_sums: JobSums) -> Gauges:
-    jobs = await job_sums.by_state(tx, now, col(Job.paid))
+async def _counted(tx: Transaction, now: float) -> Gauges:
+    jobs = await tx.sums(Job, col(Job.paid), (col(Job.state),))
     kept = await tx.sums(FileRecord, col(FileRecord.length), ())
     left: Condition = col(OutboxRecord.state).in_((*OPEN_ROWS, "failed"))
     rows = await tx.sums(
@@ -136,7 +135,7 @@ async def _counted(tx: Transaction, now: float, job_sums: JobSums) -> Gauges:
         [first] = await tx.find(OutboxRecord, *same, limit=1)
         oldest[_part(str(kind))] = min(oldest[_part(str(kind))], first.created)
     return {
-        **{("jobs", state.value): float(jobs.get(state, (0, 0))[0]) for state in JobState},
+        **{("jobs", state.value): float(jobs.get((state,), (0, 0))[0]) for state in JobState},
         **{("outbox_rows", *key): float(number) for key, number in counted.items()},
         **{("outbox_oldest_seconds", part): now - since for part, since in oldest.items()},
         ("uploaded_bytes",): float(kept.get((), (0, 0))[1]),

@@ -2,7 +2,7 @@
 
 from alembic import context
 
-from coordinator.store.period_tables import metadata
+from coordinator.store.kept_sums import metadata
 
 context.configure(connection=context.config.attributes["connection"], target_metadata=metadata)
 with context.begin_transaction():

@@ -4,6 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -565,7 +566,7 @@ def _whole_number(text: str) -> int:
 def _put(document: dict[str, Any], name: str, value: Any, errors: dict[str, str]) -> None:
     """Put a value in its place, if it is within the bounds of the document's type."""
     part, _, key = name.rpartition(".")
-    kind = get_type_hints(_PARTS[part] if part else JobSpec, include_extras=True)[key]
+    kind = _types(_PARTS[part] if part else JobSpec)[key]
     try:
         codec.convert(value, kind)
     except codec.MessageError as error:
@@ -574,6 +575,11 @@ def _put(document: dict[str, Any], name: str, value: Any, errors: dict[str, str]
     for inner in part.split(".") if part else ():
         document = document.setdefault(inner, {})
     document[key] = value
+
+
+@cache
+def _types(part: type[msgspec.Struct]) -> Mapping[str, Any]:
+    return get_type_hints(part, include_extras=True)
 
 
 def read_wallet(values: dict[str, str], errors: dict[str, str]) -> str | None:

@@ -1,5 +1,7 @@
 """The page of an invitation to this network: a link that opens the app, the address, and a picture of both for a camera."""
 
+from functools import lru_cache
+
 import segno
 from aiohttp import web
 from markupsafe import Markup
@@ -55,6 +57,7 @@ def _code_in(request: web.Request) -> str:
         return ""
 
 
+@lru_cache(256)  # Mostly of the one page that everybody is shown; each takes ten times as long as the rest of it.
 def picture(text: str) -> Markup:
     """``text`` as a QR code, an inline drawing without a style of its own: black on white by night, too, as cameras want it."""
     code = segno.make(text, error="m", micro=False)

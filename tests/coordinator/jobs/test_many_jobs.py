@@ -33,8 +33,7 @@ class Counted:
         self.steps += STEPS
 
     async def of(self, ask: Callable[[Bench], Awaitable[object]]) -> int:
-        """The second time: what ended long ago is summed by then."""
-        await ask(self.bench)
+        """The first time: nothing is summed beforehand."""
         self.steps = 0
         await ask(self.bench)
         return self.steps
