@@ -26,10 +26,10 @@ from protocol.merkle import MerkleProof, verify_proof
 from trainer.audit.shown_state import ANCHOR, read_blob, read_local, read_state, read_vector, show_local, show_state
 from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import OpeningError
-from trainer.files.tensors import file_in_pieces
+from trainer.files.tensors import Piece, Widened, file_in_pieces, wide
 from trainer.outer.method import Local, OuterMethod, OuterState, local_digest
-from trainer.stage.short import ShortValues
-from trainer.stage.stage import StageState, vector_digest
+from trainer.stage.short import ShortValues, narrow
+from trainer.stage.stage import StageState, values_digest
 from trainer.stage.storage import StateLayout
 
 MAX_HEAD = 16 << 20  # 66 leaves of 1280 + 512 digests, each with a proof of 32 hashes.
@@ -73,8 +73,8 @@ class Opening:
         paths: of the leaves.
         payloads: that each of its steps received.
         last: the round's last leaf, which binds the pseudo-gradient; of the last segment it is one of ``leaves``.
-        anchor: that the round began with, flat; of a float32 stage only in the segment that made the contribution, and where
-            ``local`` counts in the round's first and last.
+        anchor: that the round began with, flat, as ``OuterState`` has it; of a float32 stage only in the segment that made the
+            contribution, and where ``local`` counts in the round's first and last.
         local: what the replica carried into the round, where it is shown.
         ending: where it was asked for.
     """
@@ -102,7 +102,7 @@ def write_opening(
     made: int | None = None,
     ending: SegmentEnd | None = None,
     anchored: bool = True,
-) -> list[memoryview]:
+) -> list[Piece]:
     """The opening of the segment of ``step`` (within the round), in pieces; ``state``: before the segment.
 
     Most pieces are the memory of what is shown, so nobody may change that while they are needed.
@@ -126,11 +126,11 @@ def write_opening(
         adam_steps=state.adam_steps,
         ending_steps=None if ending is None else ending.state.adam_steps,
     )
-    shown: dict[str, Tensor | bytes] = {"head": encode_message(head), **show_state(state)}
+    shown: dict[str, Tensor | bytes | Widened] = {"head": encode_message(head), **show_state(state)}
     lean = isinstance(state.said, ShortValues)
     shows = _Shows(first, stop, last, made, method, tuple(trace.local))
     if anchored if lean else shows.anchor:
-        shown[ANCHOR] = trace.anchor
+        shown[ANCHOR] = wide(trace.anchor)
     if shows.lean_local if lean else shows.anchor:
         shown |= show_local(trace.local, lean)
     keys = position.expected(micros)
@@ -243,8 +243,9 @@ class _Shows:
 
 def _anchor(tensors: Mapping[str, Tensor], head: _Head, due: Due) -> Tensor:
     if due.anchor is None or ANCHOR in tensors:
-        return read_vector(tensors, ANCHOR, torch.float32, due.layout.size)
-    if vector_digest(due.anchor) != head.leaves[0].anchor:
+        shown = read_vector(tensors, ANCHOR, torch.float32, due.layout.size)
+        return narrow(shown) if due.layout.parameters[0] != torch.float32 else shown
+    if values_digest(due.anchor) != head.leaves[0].anchor:
         raise OpeningError("the anchor that is here is not the one that the leaf names")
     return due.anchor
 

@@ -27,8 +27,8 @@ from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
 from trainer.outer.audit import judge_outer
 from trainer.outer.inner_update import update
 from trainer.stage.model import Cut
-from trainer.stage.short import ShortValues
-from trainer.stage.stage import Stage, StageState, vector_digest
+from trainer.stage.short import ShortValues, narrow
+from trainer.stage.stage import Stage, StageState, values_digest
 from trainer.stage.steps import Recorded, Recorder, accumulate, digests
 
 
@@ -131,7 +131,8 @@ class OpeningReplayer:
     def offer_anchor(self, data: bytes) -> None:
         """An anchor that the next openings may be said from, float32 bytes; the one before is forgotten."""
         usable = data[: len(data) // 4 * 4]
-        self._offered = {hashlib.sha256(data).hexdigest(): torch.frombuffer(bytearray(usable), dtype=torch.float32)}
+        values = torch.frombuffer(bytearray(usable), dtype=torch.float32)
+        self._offered = {hashlib.sha256(data).hexdigest(): narrow(values)}
 
     def anchor(self, command: ReplayStep) -> Tensor | None:
         """The anchor of a round, where it is here, and the opening need not show it."""
@@ -304,13 +305,13 @@ class OpeningReplayer:
 
     def _initial(self, cut: Cut) -> str:
         """Digest of the parameters that the job begins with: the anchor of the first round, which no round before gives."""
-        return vector_digest(Stage(self._config, cut, self._training, self._weights).values())
+        return values_digest(Stage(self._config, cut, self._training, self._weights).values())
 
 
 def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) -> str:
     """Hold the parameters that the round began with against its anchor and what the replica carried over."""
     if opened.anchor is not None:
-        if vector_digest(opened.anchor) != opened.leaves[0].anchor:
+        if values_digest(opened.anchor) != opened.leaves[0].anchor:
             return "the anchor is not the one that the leaf names"
         shared = OuterState(opened.anchor, torch.zeros_like(opened.anchor))
         if command.local is None and opened.last.local != local_digest(method.fresh(shared)):
@@ -319,8 +320,8 @@ def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) ->
         return ""
     begun = opened.leaves[0].anchor
     if opened.local and opened.anchor is not None:
-        begun = vector_digest(method.start(OuterState(opened.anchor, opened.anchor), opened.local, command.round))
-    if vector_digest(opened.state.values()) != begun:
+        begun = values_digest(method.start(OuterState(opened.anchor, opened.anchor), opened.local, command.round))
+    if opened.state.values_digest() != begun:
         return "the round's first step does not begin with its anchor"
     return ""
 

@@ -6,7 +6,7 @@ Source: the format as https://huggingface.co/docs/safetensors describes it.
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
 
@@ -18,6 +18,7 @@ from common.encrypted_files import SealedFile
 from common.errors import SealedFileError
 from trainer.files.inputs import InputFile
 
+_WIDE_AT_ONCE = 1 << 20  # Values that are made wide at a time.
 MAX_HEADER = 100_000_000  # As the format's own reader has it.
 _LENGTH = struct.Struct("<Q")
 _TYPES = {
@@ -150,19 +151,60 @@ def bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().reshape(-1).view(torch.uint8).numpy().data
 
 
-def file_in_pieces(contents: Mapping[str, Tensor | bytes]) -> list[memoryview]:
+class Widened:
+    """The float32 of a bf16 vector in main memory as bytes, of which a little at a time is made."""
+
+    def __init__(self, values: Tensor) -> None:
+        """Of contiguous ``[n]``, which nobody may change as long as this is needed."""
+        self._values = values
+
+    def __len__(self) -> int:
+        """In bytes."""
+        return 4 * self._values.numel()
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """All of them, in order."""
+        return (bytes_of(part.float()) for part in torch.split(self._values, _WIDE_AT_ONCE))
+
+
+Piece = memoryview | Widened
+
+
+def wide(values: Tensor) -> Tensor | Widened:
+    """A vector as ``file_in_pieces`` writes it: float32, also where it is kept as bf16."""
+    return Widened(values) if values.dtype == torch.bfloat16 else values
+
+
+def vector_in_pieces(values: Tensor) -> tuple[Piece, ...]:
+    """The bytes of a vector, float32 also where it is kept as bf16."""
+    content = wide(values)
+    return (content if isinstance(content, Widened) else bytes_of(content),)
+
+
+def parts_of(pieces: Iterable[Piece]) -> Iterator[memoryview]:
+    """All the bytes of pieces, in order."""
+    for piece in pieces:
+        if isinstance(piece, Widened):
+            yield from piece
+        else:
+            yield piece
+
+
+def file_in_pieces(contents: Mapping[str, Tensor | bytes | Widened]) -> list[Piece]:
     """A safetensors file: its header, then the memory of each tensor, of which no copy is made.
 
     The bytes are those that the format's own writer gives.
 
     Args:
         contents: contiguous tensors on the CPU, or bytes, which become a vector of type U8. Nobody may change them as long as the
-            pieces are needed.
+            pieces are needed. What is ``wide`` becomes float32.
     """
-    parts = []
+    parts: list[tuple[int, str, list[int], Piece]] = []
     for name, content in contents.items():
         if isinstance(content, bytes):
             parts.append((_ORDER.index("U8"), name, [len(content)], memoryview(content)))
+        elif isinstance(content, Widened):
+            parts.append((_ORDER.index("F32"), name, [len(content) // 4], content))
         else:
             parts.append((_ORDER.index(_NAMES[content.dtype]), name, list(content.shape), bytes_of(content)))
     parts.sort(key=lambda part: part[:2])

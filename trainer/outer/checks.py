@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trainer.codecs import Parts
 from trainer.errors import CodecError, RoundError
 
 Aggregation = Literal["mean", "trimmed", "clipped"]
@@ -72,6 +73,15 @@ class Combining:
                 return clipped_mean(kept), left_out
             case _:
                 return mean_update(kept, [weights.get(p, 1) for p in ordered if p not in left_out]), left_out
+
+    def of_parts(self, updates: Mapping[int, Parts], weights: Mapping[int, int] = ALIKE) -> Parts | None:
+        """The plain mean of updates that are there in parts; None where single ones have to be looked at, or there are none."""
+        looks = len(updates) >= QUORUM and (self.aggregation != "mean" or self.checked)
+        if looks or not updates or (weights and not updates.keys() <= weights.keys()):
+            return None
+        ordered = sorted(updates)
+        shares = [weights.get(replica, 1) for replica in ordered]
+        return lambda span: mean_update((updates[replica](span) for replica in ordered), shares)
 
 
 PLAIN = Combining()

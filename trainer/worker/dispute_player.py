@@ -6,6 +6,7 @@ trace of its operations, and once more up to an operation for that operation's i
 
 import hashlib
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cached_property
 
 from common.untrusted_text import untrusted
@@ -50,7 +51,9 @@ class DisputePlayer:
         self._replay = replay
         self._stage = auditor.stage_of(replay)
         self._stage.aside = None  # A trace is of one thread.
-        self._opened, _ = auditor.open(replay, opening, self._stage)
+        opened, _ = auditor.open(replay, opening, self._stage)
+        # A trace reads anchors as float32, whatever they are kept as.
+        self._opened = replace(opened, anchor=None if opened.anchor is None else opened.anchor.float())
         self._traces: dict[int, MerkleTree] = {}
         self._leaves: dict[int, list[bytes]] = {}
 

@@ -52,6 +52,7 @@ from trainer.codecs.envelope import unwrap, wrap
 from trainer.data.data import Windows, heldout_parts
 from trainer.data.folder import JobFiles
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
+from trainer.files.tensors import Piece, parts_of
 from trainer.malloc_trim import trim
 from trainer.outer import Local, OuterState, local_digest, momentum_type, outer_method
 from trainer.outer.audit import Shown, contribution_name, outer_step, outer_step_of_results
@@ -210,7 +211,7 @@ class StageMember:
             return
         try:
             data = unwrap(data, self._method.limit(name.round))
-            self._method.decode_update(data, name.round)
+            self._method.check_update(data, name.round)
         except CodecError:
             return  # Not held: the coordinator learns from our RoundHolding that this replica cannot contribute.
         key = (name.epoch, name.round)
@@ -258,7 +259,7 @@ class StageMember:
         trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
         return trace.tree().root.hex()
 
-    def own_pieces(self) -> list[memoryview]:
+    def own_pieces(self) -> list[Piece]:
         """What the agent keeps of this seat beside the state that all replicas share."""
         return moments_pieces(self.stage, self._anchor_round)
 
@@ -332,17 +333,18 @@ class StageMember:
         """Begin anew from a state, and the moments from byte ``split`` on."""
         with memoryview(payload) as view, view[: split or len(view)] as state, view[len(state) :] as own:
             kept = self.stage.slots, self.stage.size, momentum_type(self._training)
-            self._outer, self._anchor_round = read_checkpoint(state, *kept)
+            self._outer, self._anchor_round = read_checkpoint(state, *kept, lean=self.stage.lean)
             self.openings.initial = None  # The agent has it.
             self._local = self._method.fresh(self._outer)
-            self._load(self._method.start(self._outer, self._local, self._anchor_round))
+            begun = self._method.start(self._outer, self._local, self._anchor_round)
+            self._load(begun)
             self.stage.reset_moments()
-            self._start = self._moments(own) if own else None
+            self._start = self._moments(own, begun) if own else None
 
-    def _moments(self, data: memoryview) -> StageState | None:
+    def _moments(self, data: memoryview, begun: Tensor) -> StageState | None:
         """Those of who held this seat before; they begin at zero where that left something unusable."""
         try:
-            return read_moments(data, self.stage, fetched(self.stage.values()), self._anchor_round)
+            return read_moments(data, self.stage, begun, self._anchor_round)
         except WeightsError as error:
             LOG.warning("the optimizer's moments begin at zero: %s", error)
             return None
@@ -560,8 +562,8 @@ class StageMember:
         stored = None
         if command.checkpoint:
             hasher = hashlib.sha256()
-            for piece in state:
-                hasher.update(piece)
+            for part in parts_of(state):
+                hasher.update(part)
             stored = hasher.hexdigest()
         report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
         self._outbox.report(self._remember(report), *state, *self.own_pieces(), split=sum(map(len, state)))

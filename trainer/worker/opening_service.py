@@ -7,7 +7,7 @@ piece from what does not change any more.
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -27,6 +27,7 @@ from trainer.audit.replay import ending_of, state_before
 from trainer.audit.step_leaves import RoundTrace, made_after
 from trainer.data.folder import JobFiles
 from trainer.errors import RoundError
+from trainer.files.tensors import Piece, parts_of
 from trainer.outer import OuterState, outer_method
 from trainer.outer.audit import Shown, write_outer
 from trainer.stage.background import BackgroundWork
@@ -187,7 +188,7 @@ class OpeningService:
             self._record(RecordPart(*key, "state"), pieces)
             self.initial = None
 
-    def _record(self, part: RecordPart, pieces: list[memoryview]) -> None:
+    def _record(self, part: RecordPart, pieces: Sequence[Piece]) -> None:
         """Hand a record over, without a copy of what it is made of."""
         size = sum(map(len, pieces))
         if size > MAX_KEPT_RECORD:
@@ -281,15 +282,15 @@ class OpeningService:
         while self._stage.makes_room and self._leaving and not self._outbox.closed:
             _, self._leaving = wait(self._leaving, SETTLE_S)
 
-    def _answer(self, audit: str, write: Callable[[], list[memoryview]]) -> Future[None]:
+    def _answer(self, audit: str, write: Callable[[], Sequence[Piece]]) -> Future[None]:
         """Hash and send an opening beside computing; done when all of it has left, or none will."""
         left: Future[None] = Future()
 
         def answer() -> None:
             try:
                 pieces, hasher = write(), hashlib.sha256()
-                for piece in pieces:
-                    hasher.update(piece)
+                for part in parts_of(pieces):
+                    hasher.update(part)
                 self._outbox.show(StepOpened(audit, hasher.hexdigest()), pieces, left)
             except BaseException as error:
                 left.set_exception(error)  # A cancelled one would be waited for: only an executor tells of those.

@@ -92,7 +92,7 @@ class RoundBeginning:
             return cls(OuterState.first(fetched(stage.values()), stage.training), moments, stage)
         try:
             kept = momentum_type(stage.training) if momentum else None
-            outer, number = read_checkpoint(state, stage.slots, stage.size, kept)
+            outer, number = read_checkpoint(state, stage.slots, stage.size, kept, lean=stage.lean)
         except WeightsError as error:
             raise RoundRecordError(f"the state that round {round_index} began with cannot be read: {error}") from error
         if number != round_index:

@@ -56,7 +56,7 @@ from trainer.audit.replay import OpeningReplayer
 from trainer.data.folder import JobFiles, open_files
 from trainer.errors import OpeningError, RoundRecordError
 from trainer.files.inputs import TRAIN, InputFolder
-from trainer.files.tensors import bytes_of
+from trainer.files.tensors import vector_in_pieces
 from trainer.worker.dispute_player import DisputePlayer
 from trainer.worker.federated_member import FederatedMember, closed
 from trainer.worker.inbox import Audit, ReturnedRecord, WorkerInbox
@@ -276,7 +276,7 @@ class Worker:
         if anchor is None or report.verdict == "match":
             self._outbox.report(report)
         else:
-            self._outbox.report(msgspec.structs.replace(report, anchor=command.anchor), bytes_of(anchor))
+            self._outbox.report(msgspec.structs.replace(report, anchor=command.anchor), *vector_in_pieces(anchor))
 
     def _serve(self, command: Audit | ReturnedRecord, payload: bytes, anchor: bytes) -> None:
         """Answer an audit, now or once that is here which it needs."""
