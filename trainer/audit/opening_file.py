@@ -23,7 +23,16 @@ from protocol.codec import decode as decode_message
 from protocol.codec import encode as encode_message
 from protocol.ids import StepIndex
 from protocol.merkle import MerkleProof, verify_proof
-from trainer.audit.shown_state import ANCHOR, read_blob, read_local, read_state, read_vector, show_local, show_state
+from trainer.audit.shown_state import (
+    ANCHOR,
+    PackedState,
+    read_blob,
+    read_local,
+    read_state,
+    read_vector,
+    show_local,
+    show_state,
+)
 from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import OpeningError
 from trainer.files.tensors import Piece, Widened, file_in_pieces, wide
@@ -65,6 +74,14 @@ class SegmentEnd:
 
 
 @dataclass(frozen=True)
+class PackedEnd:
+    """The same with the state as an opening shows it."""
+
+    state: PackedState
+    sent: tuple[dict[PayloadKey, bytes], ...]
+
+
+@dataclass(frozen=True)
 class Opening:
     """A segment that was shown to belong to a commitment.
 
@@ -95,12 +112,12 @@ class Opening:
 def write_opening(
     trace: RoundTrace,
     step: int,
-    state: StageState,
+    state: StageState | PackedState,
     position: Position,
     micros: int,
     method: OuterMethod,
     made: int | None = None,
-    ending: SegmentEnd | None = None,
+    ending: SegmentEnd | PackedEnd | None = None,
     anchored: bool = True,
 ) -> list[Piece]:
     """The opening of the segment of ``step`` (within the round), in pieces; ``state``: before the segment.
@@ -127,7 +144,7 @@ def write_opening(
         ending_steps=None if ending is None else ending.state.adam_steps,
     )
     shown: dict[str, Tensor | bytes | Widened] = {"head": encode_message(head), **show_state(state)}
-    lean = isinstance(state.said, ShortValues)
+    lean = isinstance(state, PackedState) or isinstance(state.said, ShortValues)
     shows = _Shows(first, stop, last, made, method, tuple(trace.local))
     if anchored if lean else shows.anchor:
         shown[ANCHOR] = wide(trace.anchor)

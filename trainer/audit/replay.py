@@ -388,31 +388,42 @@ def state_before(
     at, state = trace.nearest_state(step)
     if at == step:
         return state
-    scratch.restore(state)
-    training = scratch.training
-    for index in range(at, step):
-        global_step = trace.first_step + index
-        windows, _ = tokens.sample(
-            training.seed, global_step, replica, training.batch, training.sampling, training.shares
-        )
-        recorded = Recorded(trace.payloads[index])
-        accumulate(scratch, position, windows, recorded)
-        update(scratch, position, recorded, trace.rate_index(index), total_steps)
-        if trace.ends_segment(index):
-            scratch.shorten(trace.anchor)
+    run_up_to(trace, step, scratch, position, tokens, replica, total_steps)
     return scratch.own_state()
 
 
-def ending_of(
-    trace: RoundTrace, first: int, scratch: Stage, position: Position, tokens: TokenFile, replica: int, total_steps: int
-) -> SegmentEnd:
-    """What the segment of a kept round that begins with ``first`` came to, run again on ``scratch``.
+def run_up_to(
+    trace: RoundTrace,
+    step: int,
+    scratch: Stage,
+    position: Position,
+    tokens: TokenFile,
+    replica: int,
+    total_steps: int,
+    *,
+    last: bool = False,
+) -> None:
+    """Leave ``scratch`` in the state before ``step`` of a kept round. ``last``: the states of ``trace`` are let go."""
+    at, state = trace.nearest_state(step)
+    scratch.restore(state)
+    del state
+    if last:
+        trace.states.clear()
+    run_on(trace, range(at, step), scratch, position, tokens, replica, total_steps)
 
-    ``scratch`` is left with the state after it.
-    """
+
+def run_on(
+    trace: RoundTrace,
+    steps: range,
+    scratch: Stage,
+    position: Position,
+    tokens: TokenFile,
+    replica: int,
+    total_steps: int,
+) -> tuple[dict[PayloadKey, bytes], ...]:
+    """Run steps of a kept round again, from where ``scratch`` is; what each has sent."""
     training, sent = scratch.training, []
-    scratch.restore(state_before(trace, first, scratch, position, tokens, replica, total_steps))
-    for index in range(first, segment(first, trace.segment, len(trace.leaves))[1]):
+    for index in steps:
         windows, _ = tokens.sample(
             training.seed, trace.first_step + index, replica, training.batch, training.sampling, training.shares
         )
@@ -422,4 +433,17 @@ def ending_of(
         if trace.ends_segment(index):
             scratch.shorten(trace.anchor)
         sent.append(recorder.sent)
-    return SegmentEnd(scratch.state(), tuple(sent))
+    return tuple(sent)
+
+
+def ending_of(
+    trace: RoundTrace, first: int, scratch: Stage, position: Position, tokens: TokenFile, replica: int, total_steps: int
+) -> SegmentEnd:
+    """What the segment of a kept round that begins with ``first`` came to, run again on ``scratch``.
+
+    ``scratch`` is left with the state after it.
+    """
+    run_up_to(trace, first, scratch, position, tokens, replica, total_steps)
+    due = range(first, segment(first, trace.segment, len(trace.leaves))[1])
+    sent = run_on(trace, due, scratch, position, tokens, replica, total_steps)
+    return SegmentEnd(scratch.state(), sent)

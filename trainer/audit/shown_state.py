@@ -5,17 +5,19 @@ anchor, and others may have it from those who do; where neither is so, the openi
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trainer.codecs.envelope import unwrap, wrap
+from trainer.codecs.envelope import unwrap, wrap_parts
 from trainer.errors import CodecError, OpeningError
 from trainer.files.tensors import bytes_of
 from trainer.outer.method import Local
 from trainer.stage.short import ShortValues
-from trainer.stage.stage import StageState
+from trainer.stage.stage import Stage, StageState
 from trainer.stage.storage import ALIGNMENT, StateLayout
+from trainer.transfer import arriving
 
 ANCHOR = "anchor"
 _LOCAL = "local."
@@ -23,14 +25,40 @@ _VECTORS = ("parameters", "first_moment", "second_moment")
 _CODES, _UNITS = "codes", "units"
 
 
-def show_state(state: StageState, prefix: str = "") -> dict[str, Tensor | bytes]:
+@dataclass(frozen=True)
+class PackedState:
+    """A lean state as an opening shows it: ``shown`` by name, without what it is said from."""
+
+    adam_steps: int
+    shown: dict[str, bytes]
+
+    @classmethod
+    def of(cls, stage: Stage) -> "PackedState":
+        """That of a lean stage, of which a little at a time leaves its device. It says itself in short no more."""
+        said = stage.said()
+        assert isinstance(said, ShortValues)
+        shown = _packed_said(said)
+        del said
+        stage.forget_said()
+        for name in _VECTORS[1:]:
+            shown[name] = _packed(getattr(stage, name))
+        return cls(stage.adam_steps, shown)
+
+
+def show_state(state: StageState | PackedState, prefix: str = "") -> dict[str, Tensor | bytes]:
     """What an opening holds of a state, by name. A lean one has to be in short form."""
+    if isinstance(state, PackedState):
+        return {prefix + name: data for name, data in state.shown.items()}
     if isinstance(state.said, Tensor):
         return {prefix + name: getattr(state, name) for name in _VECTORS}
-    shown: dict[str, Tensor | bytes] = {prefix + name: _packed(getattr(state, name)) for name in _VECTORS[1:]}
-    if state.said.codes is not None and state.said.units is not None:
-        shown |= {prefix + _CODES: _packed(state.said.codes), prefix + _UNITS: _packed(state.said.units)}
-    return shown
+    moments = {name: _packed(getattr(state, name)) for name in _VECTORS[1:]}
+    return {prefix + name: data for name, data in (moments | _packed_said(state.said)).items()}
+
+
+def _packed_said(said: ShortValues) -> dict[str, bytes]:
+    if said.codes is None or said.units is None:
+        return {}
+    return {_CODES: _packed(said.codes), _UNITS: _packed(said.units)}
 
 
 def read_state(
@@ -88,7 +116,8 @@ def read_blob(tensors: Mapping[str, Tensor], name: str) -> bytes:
 
 
 def _packed(vector: Tensor) -> bytes:
-    return wrap(bytes_of(vector.contiguous()))
+    size = vector.numel() * vector.element_size()
+    return wrap_parts(lambda: (bytes_of(part) for _, part in arriving(vector.detach())), size)
 
 
 def _unpacked(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, length: int) -> Tensor:

@@ -6,6 +6,8 @@ compress. The receiver knows how long the inside may be, and unpacks no more.
 Source: RFC 8878.
 """
 
+from collections.abc import Callable, Iterable
+
 import zstandard
 
 from trainer.errors import CodecError
@@ -22,6 +24,14 @@ def wrap(data: bytes | memoryview) -> bytes:
     """``data``, or its zstd frame where that is shorter."""
     packed = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compress(data)
     return packed if len(packed) < len(data) else bytes(data)
+
+
+def wrap_parts(parts: Callable[[], Iterable[memoryview]], size: int) -> bytes:
+    """The same of data of ``size`` that comes in parts, twice where no frame is shorter; ``data`` may have other frames."""
+    packer = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compressobj(size=size)
+    packed = [packer.compress(part) for part in parts()]
+    packed.append(packer.flush())
+    return b"".join(packed if sum(map(len, packed)) < size else parts())
 
 
 def unwrap(data: bytes, limit: int) -> bytes:

@@ -85,7 +85,13 @@ class StageState:
         return self.said.values() if isinstance(self.said, ShortValues) else joined(self.said)
 
     def without_base(self) -> "StageState":
-        """Where it is said in short, the moments alone, to take their memory: what it is said from is let go."""
+        """Where it is said in short, without what it is said from, which is let go."""
+        return (
+            replace(self, said=replace(self.said, base=torch.empty(0))) if isinstance(self.said, ShortValues) else self
+        )
+
+    def moments_alone(self) -> "StageState":
+        """Where it is said in short, the moments, to take their memory: how it is said is let go."""
         return replace(self, said=ShortValues(torch.empty(0))) if isinstance(self.said, ShortValues) else self
 
     def values_digest(self) -> str:
@@ -250,6 +256,10 @@ class Stage:
     def said(self) -> Tensor | ShortValues:
         """The same, as they are said: no vector is made of what is said in short."""
         return self._short or self.storage.values()
+
+    def forget_said(self) -> None:
+        """Say it in short no more: what that takes in main memory is let go."""
+        self._short = None
 
     def load(self, values: Tensor) -> None:
         """Set all parameters from ``[size]``, float32 or bf16; gradients begin at zero. A lean stage goes on to read them."""

@@ -92,9 +92,13 @@ class Recalls:
             for command, *_ in waiting:
                 self._openings.refuse(command, str(error))
             return
+        now = 1 if self._stage.makes_room else len(waiting)  # What one has used up is not held for the others.
         with self._openings.back((recall.epoch, recall.round), *found):
-            for audit in waiting:
+            for audit in waiting[:now]:
                 answer(*audit)
+        del found
+        for audit in waiting[now:]:
+            self.holds(*audit)
 
 
 def read_back(
@@ -113,7 +117,8 @@ def read_back(
     match recall.kind:
         case "steps":
             method = outer_method(stage.training, stage.slots, stage.size)
-            return OpenableSteps(*read_steps(parts.pop("steps"), beginning, method, number)), None, outer
+            steps = read_steps(parts.pop("steps"), beginning, method, number)
+            return OpenableSteps(*steps, lent=stage.makes_room), None, outer
         case "outer":
             shown = read_outer_record(parts.pop("outer"), beginning)
             return None, OpenableOuter(outer.anchor_digest, outer, shown), outer
