@@ -147,7 +147,7 @@ class OpeningReplayer:
         return Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
 
     def open(
-        self, command: ReplayStep, opening: bytes, stage: Stage, ending: bool = False
+        self, command: ReplayStep, opening: bytes | bytearray, stage: Stage, ending: bool = False
     ) -> tuple[Opening, OuterMethod]:
         """The segment of an opening, shown to belong to the commitment; ``ending``: with what it came to.
 
@@ -175,7 +175,7 @@ class OpeningReplayer:
         """Begin to run a segment again."""
         return Rerun(command, opened, stage, self._file)
 
-    def judge(self, command: ReplayStep, opening: bytes) -> AuditReport:
+    def judge(self, command: ReplayStep, opening: bytes | bytearray) -> AuditReport:
         """Run the segment of the step again and compare; every failure that the prover can cause becomes a verdict."""
         examined = self._examine(command, opening, self._env_class, "this auditor is")
         if isinstance(examined, AuditReport):
@@ -187,7 +187,7 @@ class OpeningReplayer:
             return AuditReport(command.audit, "mismatch", untrusted(found), operations)
         return AuditReport(command.audit, "match", untrusted(idle), operations, bool(idle))
 
-    def judge_across(self, across: ReplayAcross, opening: bytes) -> AuditReport:
+    def judge_across(self, across: ReplayAcross, opening: bytes | bytearray) -> AuditReport:
         """Run the segment of a step of another class again and say whether it came near enough.
 
         All that is digests is compared bit for bit, as in ``judge``; so is the contribution, which is made again from the state
@@ -210,7 +210,7 @@ class OpeningReplayer:
         return AuditReport(command.audit, "mismatch", untrusted(found), self._operations(opened, stage))
 
     def _examine(
-        self, command: ReplayStep, opening: bytes, env_class: str, otherwise: str, *, ending: bool = False
+        self, command: ReplayStep, opening: bytes | bytearray, env_class: str, otherwise: str, *, ending: bool = False
     ) -> tuple[Opening, Stage, OuterMethod] | AuditReport:
         """What was opened, or the verdict where it cannot be run again; ``otherwise``: whose class ``env_class`` is, in words."""
         stage = self.stage_of(command)
@@ -247,10 +247,13 @@ class OpeningReplayer:
     def _operations(self, opened: Opening, stage: Stage) -> int:
         return stage.operations_per_token * self._training.batch * self._training.sequence * len(opened.leaves)
 
-    def judge_outer(self, command: ReplayOuter, opening: bytes) -> AuditReport:
+    def judge_outer(self, command: ReplayOuter, opening: bytes | bytearray) -> AuditReport:
         """Run an outer step again and compare, which takes nothing of a frozen model."""
         cut = cut_of(command.plan, command.stage)
-        stage = Stage(self._config, cut, self._training, self._weights, initialise=False, runs=False)
+        device = (
+            "meta" if self._training.memory == "lean" else "cpu"
+        )  # Where parameters lie is all that is asked of it.
+        stage = Stage(self._config, cut, self._training, self._weights, device, initialise=False, runs=False)
         return judge_outer(outer_method(self._training, stage.slots, stage.size), stage, command, opening)
 
     def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> tuple[str, str]:
@@ -259,6 +262,7 @@ class OpeningReplayer:
         if found:
             return found, idle
         rerun = self.rerun(command, opened, stage)
+        opened.begun()
         for offset, leaf in enumerate(opened.leaves):
             try:
                 redone = rerun.step(opened.first + offset)
@@ -313,7 +317,7 @@ def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) ->
     if opened.anchor is not None:
         if values_digest(opened.anchor) != opened.leaves[0].anchor:
             return "the anchor is not the one that the leaf names"
-        shared = OuterState(opened.anchor, torch.zeros_like(opened.anchor))
+        shared = OuterState(opened.anchor, opened.anchor)
         if command.local is None and opened.last.local != local_digest(method.fresh(shared)):
             return "the replica began afresh, and shows that it carried something over"
     if opened.first > 0:

@@ -12,9 +12,9 @@ from torch import Tensor
 
 from trainer.codecs.envelope import unwrap, wrap_parts
 from trainer.errors import CodecError, OpeningError
-from trainer.files.tensors import bytes_of
+from trainer.files.tensors import TakenTensors, bytes_of
 from trainer.outer.method import Local
-from trainer.stage.short import ShortValues
+from trainer.stage.short import ShortValues, narrow
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.storage import ALIGNMENT, StateLayout
 from trainer.transfer import arriving
@@ -30,7 +30,7 @@ class PackedState:
     """A lean state as an opening shows it: ``shown`` by name, without what it is said from."""
 
     adam_steps: int
-    shown: dict[str, bytes]
+    shown: dict[str, bytearray]
 
     @classmethod
     def of(cls, stage: Stage) -> "PackedState":
@@ -45,7 +45,7 @@ class PackedState:
         return cls(stage.adam_steps, shown)
 
 
-def show_state(state: StageState | PackedState, prefix: str = "") -> dict[str, Tensor | bytes]:
+def show_state(state: StageState | PackedState, prefix: str = "") -> dict[str, Tensor | bytearray]:
     """What an opening holds of a state, by name. A lean one has to be in short form."""
     if isinstance(state, PackedState):
         return {prefix + name: data for name, data in state.shown.items()}
@@ -55,7 +55,7 @@ def show_state(state: StageState | PackedState, prefix: str = "") -> dict[str, T
     return {prefix + name: data for name, data in (moments | _packed_said(state.said)).items()}
 
 
-def _packed_said(said: ShortValues) -> dict[str, bytes]:
+def _packed_said(said: ShortValues) -> dict[str, bytearray]:
     if said.codes is None or said.units is None:
         return {}
     return {_CODES: _packed(said.codes), _UNITS: _packed(said.units)}
@@ -88,7 +88,7 @@ def read_state(
     return StageState(said, first, second, steps)
 
 
-def show_local(local: Local, lean: bool) -> dict[str, Tensor | bytes]:
+def show_local(local: Local, lean: bool) -> dict[str, Tensor | bytearray]:
     """What an opening holds of what a replica carries; compressed where its stage is lean."""
     return {_LOCAL + name: _packed(vector) if lean else vector for name, vector in local.items()}
 
@@ -107,6 +107,25 @@ def read_vector(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, le
     return value.clone()
 
 
+def read_anchor(tensors: Mapping[str, Tensor], length: int, name: str = ANCHOR) -> Tensor:
+    """An anchor of ``[length]`` float32 of a lean stage, as ``OuterState`` has it; raises ``OpeningError`` as ``read_state``."""
+    found: list[Tensor] = []
+
+    def made(shown: Tensor) -> Tensor:
+        if shown.dtype == torch.float32 and tuple(shown.shape) == (length,):
+            kept = narrow(shown)
+            found.append(shown.clone() if kept is shown else kept)
+        return torch.empty(0)
+
+    if isinstance(tensors, TakenTensors) and name in tensors:
+        tensors.made(name, made)
+    elif name in tensors:
+        made(tensors[name])
+    if not found:
+        raise OpeningError(f"{name} is missing, or not {length:,} float32 values")
+    return found[0]
+
+
 def read_blob(tensors: Mapping[str, Tensor], name: str) -> bytes:
     """Bytes of an opening; raises ``OpeningError`` as ``read_state``."""
     value = tensors.get(name)
@@ -115,7 +134,7 @@ def read_blob(tensors: Mapping[str, Tensor], name: str) -> bytes:
     return value.numpy().tobytes()
 
 
-def _packed(vector: Tensor) -> bytes:
+def _packed(vector: Tensor) -> bytearray:
     size = vector.numel() * vector.element_size()
     return wrap_parts(lambda: (bytes_of(part) for _, part in arriving(vector.detach())), size)
 

@@ -26,12 +26,19 @@ def wrap(data: bytes | memoryview) -> bytes:
     return packed if len(packed) < len(data) else bytes(data)
 
 
-def wrap_parts(parts: Callable[[], Iterable[memoryview]], size: int) -> bytes:
-    """The same of data of ``size`` that comes in parts, twice where no frame is shorter; ``data`` may have other frames."""
+def wrap_parts(parts: Callable[[], Iterable[memoryview]], size: int) -> bytearray:
+    """The same of data of ``size`` that comes in parts, twice where no frame is shorter; it may be another frame of the same."""
     packer = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compressobj(size=size)
-    packed = [packer.compress(part) for part in parts()]
-    packed.append(packer.flush())
-    return b"".join(packed if sum(map(len, packed)) < size else parts())
+    packed = bytearray()
+    for part in parts():
+        packed += packer.compress(part)
+    packed += packer.flush()
+    if len(packed) < size:
+        return packed
+    packed.clear()
+    for part in parts():
+        packed += part
+    return packed
 
 
 def unwrap(data: bytes, limit: int) -> bytes:

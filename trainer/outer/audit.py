@@ -9,13 +9,13 @@ from collections.abc import Mapping
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from common.untrusted_text import untrusted
 from protocol.audit import AuditReport, OuterRecord, ReplayOuter, ShardRecord
+from trainer.audit.shown_state import read_anchor
 from trainer.errors import CodecError, OpeningError, RoundError
-from trainer.files.tensors import Piece, file_in_pieces, wide
+from trainer.files.tensors import Piece, TakenTensors, file_in_pieces, wide
 from trainer.outer.checks import ALIKE
 from trainer.outer.method import OuterMethod, OuterState, momentum_type
 from trainer.outer.shards import ShardPart, reduce_shard, residue_digest
@@ -80,7 +80,7 @@ def write_outer(state: OuterState, shown: Shown) -> list[Piece]:
     return file_in_pieces({**vectors, **shown})
 
 
-def judge_outer(method: OuterMethod, stage: Stage, command: ReplayOuter, opening: bytes) -> AuditReport:
+def judge_outer(method: OuterMethod, stage: Stage, command: ReplayOuter, opening: bytes | bytearray) -> AuditReport:
     """Run an outer step again and compare; every failure that the prover can cause becomes a verdict.
 
     An outer step gives the same bits on every processor, so there is no environment class to compare.
@@ -138,14 +138,15 @@ class _Opened:
         self._command = command
 
     @classmethod
-    def read(cls, opening: bytes, command: ReplayOuter, stage: Stage) -> "_Opened":
-        """Raises ``OpeningError`` where it does not begin with the state that the record names."""
+    def read(cls, opening: bytes | bytearray, command: ReplayOuter, stage: Stage) -> "_Opened":
+        """Raises ``OpeningError`` where it does not begin with the state that the record names. A bytearray is used up."""
         try:
-            tensors = load(opening)
+            tensors = TakenTensors(opening if isinstance(opening, bytearray) else bytearray(opening))
         except (SafetensorError, ValueError, KeyError) as error:
             raise OpeningError(f"no safetensors file: {error}") from error
+        anchor = read_anchor(tensors, stage.size) if stage.lean else _vector(tensors, "anchor", stage.size)
         state = OuterState(
-            _vector(tensors, "anchor", stage.size),
+            anchor,
             _vector(tensors, "momentum", stage.size, momentum_type(stage.training)),
         )
         if state.digest() != command.record.before:

@@ -94,6 +94,10 @@ class StageState:
         """Where it is said in short, the moments, to take their memory: how it is said is let go."""
         return replace(self, said=ShortValues(torch.empty(0))) if isinstance(self.said, ShortValues) else self
 
+    def without_moments(self) -> "StageState":
+        """The same with moments of no length, whose memory is let go."""
+        return replace(self, first_moment=torch.empty(0), second_moment=torch.empty(0))
+
     def values_digest(self) -> str:
         """``values_digest`` of the parameters, of which no vector is made where they are said in short."""
         if not isinstance(self.said, ShortValues):

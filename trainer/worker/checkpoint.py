@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.errors import CodecError, WeightsError
-from trainer.files.tensors import Piece, TensorFile, file_in_pieces, parts_of, tensors_in
+from trainer.files.tensors import Piece, TensorFile, file_in_pieces, parts_of, tensors_in, tensors_within
 from trainer.outer import OuterState
 from trainer.stage.short import narrow
 from trainer.stage.stage import Stage, StageState
@@ -102,17 +102,24 @@ def write_moments(of: Stage | StageState, next_round: int) -> bytes:
 
 
 def read_moments(
-    data: bytes | bytearray | memoryview, stage: Stage, values: Tensor, round_index: int, *, signed: bool = False
+    data: bytes | bytearray | memoryview,
+    stage: Stage,
+    values: Tensor,
+    round_index: int,
+    *,
+    signed: bool = False,
+    within: bool = False,
 ) -> StageState:
     """The state of a seat that begins ``round_index`` with such parameters, ``[size]``, as ``Stage.state_of`` takes them.
 
     Args:
         signed: its second moments may be negative.
+        within: the state is to be the memory of ``data``, a bytearray that nobody changes any more.
 
     Raises:
         WeightsError: broken, of another round or size, or not finite.
     """
-    tensors = _opened(data, "moments are")
+    tensors = _opened(data, "moments are", within=within)
     of_round, steps = _number(tensors, ROUND), _number(tensors, STEPS)
     if of_round is None or steps is None:
         raise WeightsError("wrong-shape", "the moments do not say of which round they are")
@@ -144,8 +151,10 @@ class _Opened:
             raise _broken(self._what, error) from error
 
 
-def _opened(data: bytes | bytearray | memoryview, what: str) -> _Opened:
+def _opened(data: bytes | bytearray | memoryview, what: str, *, within: bool = False) -> _Opened:
     try:
+        if within and isinstance(data, bytearray):
+            return _Opened(tensors_within(data), what)
         return _Opened(tensors_in(data), what)
     except SafetensorError as error:
         raise _broken(what, error) from error

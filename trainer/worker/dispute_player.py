@@ -45,7 +45,7 @@ Answer = StateAnswer | TraceAnswer | OperationAnswer | InputsAnswer
 class DisputePlayer:
     """One side of one dispute."""
 
-    def __init__(self, auditor: OpeningReplayer, replay: ReplayStep, opening: bytes) -> None:
+    def __init__(self, auditor: OpeningReplayer, replay: ReplayStep, opening: bytes | bytearray) -> None:
         """Play from an opening; raises OpeningError where it does not belong to the commitment."""
         self._auditor = auditor
         self._replay = replay
@@ -163,7 +163,9 @@ def traced(rerun: Rerun, stage: Stage, step: int, tracer: Tracer) -> list[bytes]
     return tracer.leaves
 
 
-def record_again(auditor: OpeningReplayer, replay: ReplayStep, opening: bytes, step: int, index: int) -> bytes:
+def record_again(
+    auditor: OpeningReplayer, replay: ReplayStep, opening: bytes | bytearray, step: int, index: int
+) -> bytes:
     """Leaf ``index`` of the trace of a step, for a judge who has to see what belongs there.
 
     Raises:

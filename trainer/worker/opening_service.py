@@ -89,6 +89,7 @@ class OpeningService:
     Attributes:
         records: whether each goes to the agent as well, before it is said to be done: see ``trainer.worker.round_record``.
         initial: what the job begins with, where the agent has to be told.
+        recalled: waits until what audits have asked back is here, and served.
     """
 
     def __init__(self, stage: Stage, files: JobFiles, replica: int, outbox: WorkerOutbox) -> None:
@@ -105,6 +106,7 @@ class OpeningService:
         self._leaving: set[Future[None]] = set()
         self.records = False
         self.initial: OuterState | None = None
+        self.recalled: Callable[[], None] = lambda: None
 
     def keep(self, key: RoundKey, trace: RoundTrace, total_steps: int, position: Position) -> list[StageState]:
         """Keep a round that was committed to; of those that make room for it, the states that nobody reads any more."""
@@ -300,6 +302,7 @@ class OpeningService:
 
     def settle(self) -> None:
         """Wait until openings have left, where the stage makes room: main memory is planned for them, or for what comes now."""
+        self.recalled()
         while self._stage.makes_room and self._leaving and not self._outbox.closed:
             _, self._leaving = wait(self._leaving, SETTLE_S)
 

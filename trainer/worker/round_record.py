@@ -65,7 +65,7 @@ class _OuterHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class RoundBeginning:
-    """What a round began with on the stage of one seat: the shared state, and the optimizer's moments."""
+    """What a round began with on the stage of one seat: the shared state, and the optimizer's moments, which states become."""
 
     outer: OuterState
     moments: bytes | bytearray
@@ -104,7 +104,7 @@ class RoundBeginning:
         parameters = method.start(self.outer, local, round_index)
         if self.moments:
             with suppress(WeightsError):
-                yield read_moments(self.moments, self.stage, parameters, round_index, signed=True)
+                yield read_moments(self.moments, self.stage, parameters, round_index, signed=True, within=True)
         yield self.stage.state_of(parameters)
 
 
