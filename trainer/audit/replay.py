@@ -250,9 +250,8 @@ class OpeningReplayer:
     def judge_outer(self, command: ReplayOuter, opening: bytes | bytearray) -> AuditReport:
         """Run an outer step again and compare, which takes nothing of a frozen model."""
         cut = cut_of(command.plan, command.stage)
-        device = (
-            "meta" if self._training.memory == "lean" else "cpu"
-        )  # Where parameters lie is all that is asked of it.
+        # Of a lean stage all that is asked is where parameters lie.
+        device = "meta" if self._training.memory == "lean" else "cpu"
         stage = Stage(self._config, cut, self._training, self._weights, device, initialise=False, runs=False)
         return judge_outer(outer_method(self._training, stage.slots, stage.size), stage, command, opening)
 

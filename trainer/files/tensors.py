@@ -126,7 +126,7 @@ class TakenTensors(Mapping[str, Tensor]):
             end = place.end
         if self._begin + end != len(data):
             raise SafetensorError("the file is longer, or shorter, than its tensors")
-        self._gone: list[Place] = []
+        self._gone: list[StoredAt] = []
 
     def __contains__(self, name: object) -> bool:
         """Whether it is there to be taken."""
@@ -201,7 +201,7 @@ class _Tensors:
 
 
 @dataclass(frozen=True)
-class Place:
+class StoredAt:
     """Where a tensor lies: bytes ``begin`` to ``end`` behind the header."""
 
     dtype: torch.dtype
@@ -210,7 +210,7 @@ class Place:
     end: int
 
 
-def places_in(header: bytes) -> dict[str, Place]:
+def places_in(header: bytes) -> dict[str, StoredAt]:
     """Where tensors lie in a file with this header, by name; raises ``SafetensorError``."""
     try:
         entries = json.loads(header)
@@ -220,12 +220,12 @@ def places_in(header: bytes) -> dict[str, Place]:
         raise SafetensorError(f"the header cannot be read: {error}") from error
 
 
-def _place(entry: Any) -> Place:
+def _place(entry: Any) -> StoredAt:
     shape = tuple(int(axis) for axis in entry["shape"])
     if any(axis < 0 for axis in shape):
         raise ValueError(f"the shape {shape}")
     begin, end = entry["data_offsets"]
-    return Place(_TYPES[entry["dtype"]], shape, int(begin), int(end))
+    return StoredAt(_TYPES[entry["dtype"]], shape, int(begin), int(end))
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -59,9 +59,8 @@ class Combining:
         Raises:
             RoundError: there are none, or one has no weight. CodecError: they differ in length.
         """
-        if weights and not updates.keys() <= weights.keys():
-            raise RoundError(f"weights of replicas {sorted(weights)} for updates of {sorted(updates)}")
-        if len(updates) < QUORUM or (self.aggregation == "mean" and not self.checked):
+        _see_weights(updates, weights)
+        if not self.looks_at_each(len(updates)):
             return mean_update((updates[p] for p in sorted(updates)), [weights.get(p, 1) for p in sorted(updates)]), ()
         ordered = dict(zip(sorted(updates), _of_one_length([updates[p] for p in sorted(updates)]), strict=True))
         left_out = odd_ones(ordered, weights) if self.checked else ()
@@ -74,11 +73,13 @@ class Combining:
             case _:
                 return mean_update(kept, [weights.get(p, 1) for p in ordered if p not in left_out]), left_out
 
-    def of_parts(self, updates: Mapping[int, Parts], weights: Mapping[int, int] = ALIKE) -> Parts | None:
-        """The plain mean of updates that are there in parts; None where single ones have to be looked at, or there are none."""
-        looks = len(updates) >= QUORUM and (self.aggregation != "mean" or self.checked)
-        if looks or not updates or (weights and not updates.keys() <= weights.keys()):
-            return None
+    def looks_at_each(self, count: int) -> bool:
+        """Whether single ones of so many updates are looked at."""
+        return count >= QUORUM and (self.aggregation != "mean" or self.checked)
+
+    def of_parts(self, updates: Mapping[int, Parts], weights: Mapping[int, int] = ALIKE) -> Parts:
+        """As ``combine``, of updates that are there in parts, none of which is looked at by itself."""
+        _see_weights(updates, weights)
         ordered = sorted(updates)
         shares = [weights.get(replica, 1) for replica in ordered]
         return lambda span: mean_update((updates[replica](span) for replica in ordered), shares)
@@ -106,6 +107,11 @@ class Decoded(Mapping[int, Tensor]):
     def __len__(self) -> int:
         """How many there are."""
         return len(self._encoded)
+
+
+def _see_weights(updates: Mapping[int, object], weights: Mapping[int, int]) -> None:
+    if weights and not updates.keys() <= weights.keys():
+        raise RoundError(f"weights of replicas {sorted(weights)} for updates of {sorted(updates)}")
 
 
 def mean_update(updates: Iterable[Tensor], weights: Sequence[int] = ()) -> Tensor:

@@ -142,13 +142,11 @@ class DiLoCo(FromContributions):
         weights: Mapping[int, int] = ALIKE,
     ) -> OuterState:
         """As ``OuterMethod.apply``; beside a lean stage in parts, where no update is looked at by itself."""
-        if not self.short or self.combining.of_parts(dict.fromkeys(contributions, torch.empty(0).__getitem__)) is None:
+        if not self.short or self.combining.looks_at_each(len(contributions)):
             return super().apply(state, contributions, round_index, weights)
         size = self.layout.size
         updates = {replica: decode_parts(data, size, self.codec) for replica, data in contributions.items()}
         mean = self.combining.of_parts(updates, weights)
-        if mean is None:
-            return super().apply(state, contributions, round_index, weights)
         return self.step(state, self._cleared(mean), (), round_index, len(updates) == 1)
 
     def apply_results(

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trainer.errors import WeightsError
-from trainer.files.tensors import MAX_HEADER, Place, bytes_of, places_in
+from trainer.files.tensors import MAX_HEADER, StoredAt, bytes_of, places_in
 from trainer.outer.method import OuterState, momentum_type
 from trainer.stage.short import spans
 from trainer.stage.stage import Stage
@@ -71,7 +71,7 @@ class ArrivingState:
                 raise WeightsError("not-finite", f"{_WORDS} holds NaN or infinite values")
         return self._state, int(self._number)
 
-    def _lay_out(self, places: dict[str, Place]) -> list[_Target]:
+    def _lay_out(self, places: dict[str, StoredAt]) -> list[_Target]:
         """Where all of it goes."""
         stage = self._stage
         narrow = all(
@@ -91,7 +91,7 @@ class ArrivingState:
         self._due = max(target.end for target in targets)
         return targets
 
-    def _anchor(self, places: dict[str, Place], slot: Slot, span: slice) -> Tensor:
+    def _anchor(self, places: dict[str, StoredAt], slot: Slot, span: slice) -> Tensor:
         """The memory of a parameter's anchor; one of 16 bits between others of 32 is widened in the end."""
         found, into = places.get(ANCHOR + slot.name), self._state.anchor[span]
         if found is None or found.dtype != torch.int16 or into.dtype == torch.bfloat16:
@@ -100,7 +100,7 @@ class ArrivingState:
         self._narrow.append((span, upper))
         return upper.view(torch.int16)
 
-    def _target(self, places: dict[str, Place], name: str, memory: Tensor, shape: tuple[int, ...]) -> _Target:
+    def _target(self, places: dict[str, StoredAt], name: str, memory: Tensor, shape: tuple[int, ...]) -> _Target:
         place, size = places.get(name), memory.numel() * memory.element_size()
         fits = place is not None and place.dtype == memory.dtype and place.shape == shape
         if place is None or not fits or place.end - place.begin != size or place.begin < 0:
