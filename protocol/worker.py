@@ -8,8 +8,8 @@ answers with ``Setup``. The worker's folder (read-only) holds the files of ``Ass
 
 import asyncio
 import struct
-from collections.abc import AsyncIterable, AsyncIterator, Sequence
-from typing import Annotated, Literal
+from collections.abc import AsyncIterable, AsyncIterator, Iterator, Sequence
+from typing import Annotated, Literal, Protocol
 
 import msgspec
 from msgspec import Meta
@@ -259,14 +259,25 @@ async def write_frame(
     await writer.drain()
 
 
+class MadeInParts(Protocol):
+    """Bytes that are made a little at a time, as they leave."""
+
+    def __len__(self) -> int:
+        """How many they are."""
+
+    def __iter__(self) -> Iterator[memoryview]:
+        """All of them, in order."""
+
+
 async def write_pieces(
-    writer: asyncio.StreamWriter, message: msgspec.Struct, pieces: Sequence[bytes | memoryview]
+    writer: asyncio.StreamWriter, message: msgspec.Struct, pieces: Sequence[bytes | memoryview | MadeInParts]
 ) -> None:
     """Write one frame whose payload is ``pieces``, a little at a time: what is written at once is held a second time.
 
     Nobody else may write meanwhile.
     """
-    slices = (memoryview(piece)[at : at + _SLICE] for piece in pieces for at in range(0, len(piece), _SLICE))
+    parts = (part for piece in pieces for part in ((piece,) if isinstance(piece, bytes | memoryview) else piece))
+    slices = (memoryview(part)[at : at + _SLICE] for part in parts for at in range(0, len(part), _SLICE))
 
     async def given() -> AsyncIterator[memoryview]:
         for piece in slices:

@@ -8,7 +8,7 @@ from protocol.codec import encode
 from protocol.merkle import MerkleProof, replaced
 from trainer.audit.opening_file import _parse
 from trainer.errors import OpeningError
-from trainer.files.tensors import file_in_pieces
+from trainer.files.tensors import file_in_pieces, parts_of
 
 
 def forge(opening: bytes, leaves: int, step: int) -> tuple[bytes, str]:
@@ -44,4 +44,4 @@ def forge(opening: bytes, leaves: int, step: int) -> tuple[bytes, str]:
         last_path=proofs[0].path,
         previous_path=proofs[-1].path if head.previous is not None else (),
     )
-    return b"".join(file_in_pieces({**tensors, "head": encode(forged)})), root.hex()
+    return b"".join(parts_of(file_in_pieces({**tensors, "head": encode(forged)}))), root.hex()

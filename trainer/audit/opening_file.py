@@ -13,7 +13,6 @@ import msgspec
 import torch
 from msgspec import Meta
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from protocol.audit import StepLeaf, segment
@@ -23,13 +22,23 @@ from protocol.codec import decode as decode_message
 from protocol.codec import encode as encode_message
 from protocol.ids import StepIndex
 from protocol.merkle import MerkleProof, verify_proof
-from trainer.audit.shown_state import ANCHOR, read_blob, read_local, read_state, read_vector, show_local, show_state
+from trainer.audit.shown_state import (
+    ANCHOR,
+    PackedState,
+    read_anchor,
+    read_blob,
+    read_local,
+    read_state,
+    read_vector,
+    show_local,
+    show_state,
+)
 from trainer.audit.step_leaves import RoundTrace
 from trainer.errors import OpeningError
-from trainer.files.tensors import file_in_pieces
+from trainer.files.tensors import Piece, TakenTensors, Widened, file_in_pieces, wide
 from trainer.outer.method import Local, OuterMethod, OuterState, local_digest
 from trainer.stage.short import ShortValues
-from trainer.stage.stage import StageState, vector_digest
+from trainer.stage.stage import StageState, values_digest
 from trainer.stage.storage import StateLayout
 
 MAX_HEAD = 16 << 20  # 66 leaves of 1280 + 512 digests, each with a proof of 32 hashes.
@@ -65,6 +74,14 @@ class SegmentEnd:
 
 
 @dataclass(frozen=True)
+class PackedEnd:
+    """The same with the state as an opening shows it."""
+
+    state: PackedState
+    sent: tuple[dict[PayloadKey, bytes], ...]
+
+
+@dataclass
 class Opening:
     """A segment that was shown to belong to a commitment.
 
@@ -73,8 +90,8 @@ class Opening:
         paths: of the leaves.
         payloads: that each of its steps received.
         last: the round's last leaf, which binds the pseudo-gradient; of the last segment it is one of ``leaves``.
-        anchor: that the round began with, flat; of a float32 stage only in the segment that made the contribution, and where
-            ``local`` counts in the round's first and last.
+        anchor: that the round began with, flat, as ``OuterState`` has it; of a float32 stage only in the segment that made the
+            contribution, and where ``local`` counts in the round's first and last.
         local: what the replica carried into the round, where it is shown.
         ending: where it was asked for.
     """
@@ -91,18 +108,23 @@ class Opening:
     local: Local
     ending: SegmentEnd | None = None
 
+    def begun(self) -> None:
+        """Where the state is lean, let it go: a stage has it, and goes on from there."""
+        if isinstance(self.state.said, ShortValues):
+            self.state = self.state.moments_alone().without_moments()
+
 
 def write_opening(
     trace: RoundTrace,
     step: int,
-    state: StageState,
+    state: StageState | PackedState,
     position: Position,
     micros: int,
     method: OuterMethod,
     made: int | None = None,
-    ending: SegmentEnd | None = None,
+    ending: SegmentEnd | PackedEnd | None = None,
     anchored: bool = True,
-) -> list[memoryview]:
+) -> list[Piece]:
     """The opening of the segment of ``step`` (within the round), in pieces; ``state``: before the segment.
 
     Most pieces are the memory of what is shown, so nobody may change that while they are needed.
@@ -126,11 +148,11 @@ def write_opening(
         adam_steps=state.adam_steps,
         ending_steps=None if ending is None else ending.state.adam_steps,
     )
-    shown: dict[str, Tensor | bytes] = {"head": encode_message(head), **show_state(state)}
-    lean = isinstance(state.said, ShortValues)
+    shown: dict[str, Tensor | bytes | bytearray | Widened] = {"head": encode_message(head), **show_state(state)}
+    lean = isinstance(state, PackedState) or isinstance(state.said, ShortValues)
     shows = _Shows(first, stop, last, made, method, tuple(trace.local))
     if anchored if lean else shows.anchor:
-        shown[ANCHOR] = trace.anchor
+        shown[ANCHOR] = wide(trace.anchor)
     if shows.lean_local if lean else shows.anchor:
         shown |= show_local(trace.local, lean)
     keys = position.expected(micros)
@@ -169,8 +191,8 @@ class Due:
     anchor: Tensor | None = None
 
 
-def read_opening(data: bytes, due: Due) -> Opening:
-    """Parse an opening and hold it against its commitment.
+def read_opening(data: bytes | bytearray, due: Due) -> Opening:
+    """Parse an opening and hold it against its commitment; a bytearray is used up, so that its parts are not there twice.
 
     Raises:
         OpeningError: the bytes are no opening, or do not belong to this step of this commitment.
@@ -179,7 +201,7 @@ def read_opening(data: bytes, due: Due) -> Opening:
     first, stop = segment(due.step, due.every, due.leaves)
     _prove(head, due.root, due.leaves, range(first, stop))
     layout, lean = due.layout, due.layout.parameters[0] != torch.float32
-    nothing = torch.zeros(layout.size)
+    nothing = torch.zeros(1).expand(layout.size)  # Of which no memory is taken.
     fresh = due.method.fresh(OuterState(nothing, nothing))
     shows = _Shows(first, stop, due.leaves - 1, due.made, due.method, tuple(fresh))
     anchor: Tensor | None = None
@@ -190,6 +212,7 @@ def read_opening(data: bytes, due: Due) -> Opening:
         local = read_local(tensors, fresh, lean)
         if local_digest(local) != head.leaves[0].local:
             raise OpeningError("what the replica carried into the round is not what the leaf names")
+    del fresh
     base = anchor
     if lean and anchor is not None and first == 0:
         base = due.method.start(OuterState(anchor, anchor), local, due.round_index)
@@ -243,8 +266,10 @@ class _Shows:
 
 def _anchor(tensors: Mapping[str, Tensor], head: _Head, due: Due) -> Tensor:
     if due.anchor is None or ANCHOR in tensors:
+        if due.layout.parameters[0] != torch.float32:
+            return read_anchor(tensors, due.layout.size)
         return read_vector(tensors, ANCHOR, torch.float32, due.layout.size)
-    if vector_digest(due.anchor) != head.leaves[0].anchor:
+    if values_digest(due.anchor) != head.leaves[0].anchor:
         raise OpeningError("the anchor that is here is not the one that the leaf names")
     return due.anchor
 
@@ -287,9 +312,9 @@ def _ending(tensors: Mapping[str, Tensor], head: _Head, due: Due, anchor: Tensor
     return SegmentEnd(state, _payloads(tensors, "sent", keys, [leaf.sent for leaf in head.leaves]))
 
 
-def _parse(data: bytes) -> tuple[dict[str, Tensor], _Head]:
+def _parse(data: bytes | bytearray) -> tuple[Mapping[str, Tensor], _Head]:
     try:
-        tensors = load(data)
+        tensors = TakenTensors(data if isinstance(data, bytearray) else bytearray(data))
     except (SafetensorError, ValueError, KeyError) as error:
         raise OpeningError(f"no safetensors file: {error}") from error
     try:

@@ -27,8 +27,8 @@ from trainer.outer import OuterMethod, OuterState, local_digest, outer_method
 from trainer.outer.audit import judge_outer
 from trainer.outer.inner_update import update
 from trainer.stage.model import Cut
-from trainer.stage.short import ShortValues
-from trainer.stage.stage import Stage, StageState, vector_digest
+from trainer.stage.short import ShortValues, narrow
+from trainer.stage.stage import Stage, StageState, values_digest
 from trainer.stage.steps import Recorded, Recorder, accumulate, digests
 
 
@@ -131,7 +131,8 @@ class OpeningReplayer:
     def offer_anchor(self, data: bytes) -> None:
         """An anchor that the next openings may be said from, float32 bytes; the one before is forgotten."""
         usable = data[: len(data) // 4 * 4]
-        self._offered = {hashlib.sha256(data).hexdigest(): torch.frombuffer(bytearray(usable), dtype=torch.float32)}
+        values = torch.frombuffer(bytearray(usable), dtype=torch.float32)
+        self._offered = {hashlib.sha256(data).hexdigest(): narrow(values)}
 
     def anchor(self, command: ReplayStep) -> Tensor | None:
         """The anchor of a round, where it is here, and the opening need not show it."""
@@ -146,7 +147,7 @@ class OpeningReplayer:
         return Stage(self._config, cut, self._training, self._weights, self._device, initialise=False)
 
     def open(
-        self, command: ReplayStep, opening: bytes, stage: Stage, ending: bool = False
+        self, command: ReplayStep, opening: bytes | bytearray, stage: Stage, ending: bool = False
     ) -> tuple[Opening, OuterMethod]:
         """The segment of an opening, shown to belong to the commitment; ``ending``: with what it came to.
 
@@ -174,7 +175,7 @@ class OpeningReplayer:
         """Begin to run a segment again."""
         return Rerun(command, opened, stage, self._file)
 
-    def judge(self, command: ReplayStep, opening: bytes) -> AuditReport:
+    def judge(self, command: ReplayStep, opening: bytes | bytearray) -> AuditReport:
         """Run the segment of the step again and compare; every failure that the prover can cause becomes a verdict."""
         examined = self._examine(command, opening, self._env_class, "this auditor is")
         if isinstance(examined, AuditReport):
@@ -186,7 +187,7 @@ class OpeningReplayer:
             return AuditReport(command.audit, "mismatch", untrusted(found), operations)
         return AuditReport(command.audit, "match", untrusted(idle), operations, bool(idle))
 
-    def judge_across(self, across: ReplayAcross, opening: bytes) -> AuditReport:
+    def judge_across(self, across: ReplayAcross, opening: bytes | bytearray) -> AuditReport:
         """Run the segment of a step of another class again and say whether it came near enough.
 
         All that is digests is compared bit for bit, as in ``judge``; so is the contribution, which is made again from the state
@@ -209,7 +210,7 @@ class OpeningReplayer:
         return AuditReport(command.audit, "mismatch", untrusted(found), self._operations(opened, stage))
 
     def _examine(
-        self, command: ReplayStep, opening: bytes, env_class: str, otherwise: str, *, ending: bool = False
+        self, command: ReplayStep, opening: bytes | bytearray, env_class: str, otherwise: str, *, ending: bool = False
     ) -> tuple[Opening, Stage, OuterMethod] | AuditReport:
         """What was opened, or the verdict where it cannot be run again; ``otherwise``: whose class ``env_class`` is, in words."""
         stage = self.stage_of(command)
@@ -246,10 +247,12 @@ class OpeningReplayer:
     def _operations(self, opened: Opening, stage: Stage) -> int:
         return stage.operations_per_token * self._training.batch * self._training.sequence * len(opened.leaves)
 
-    def judge_outer(self, command: ReplayOuter, opening: bytes) -> AuditReport:
+    def judge_outer(self, command: ReplayOuter, opening: bytes | bytearray) -> AuditReport:
         """Run an outer step again and compare, which takes nothing of a frozen model."""
         cut = cut_of(command.plan, command.stage)
-        stage = Stage(self._config, cut, self._training, self._weights, initialise=False, runs=False)
+        # Of a lean stage all that is asked is where parameters lie.
+        device = "meta" if self._training.memory == "lean" else "cpu"
+        stage = Stage(self._config, cut, self._training, self._weights, device, initialise=False, runs=False)
         return judge_outer(outer_method(self._training, stage.slots, stage.size), stage, command, opening)
 
     def _compare(self, command: ReplayStep, opened: Opening, stage: Stage, method: OuterMethod) -> tuple[str, str]:
@@ -258,6 +261,7 @@ class OpeningReplayer:
         if found:
             return found, idle
         rerun = self.rerun(command, opened, stage)
+        opened.begun()
         for offset, leaf in enumerate(opened.leaves):
             try:
                 redone = rerun.step(opened.first + offset)
@@ -304,23 +308,23 @@ class OpeningReplayer:
 
     def _initial(self, cut: Cut) -> str:
         """Digest of the parameters that the job begins with: the anchor of the first round, which no round before gives."""
-        return vector_digest(Stage(self._config, cut, self._training, self._weights).values())
+        return values_digest(Stage(self._config, cut, self._training, self._weights).values())
 
 
 def _compare_start(command: ReplayStep, opened: Opening, method: OuterMethod) -> str:
     """Hold the parameters that the round began with against its anchor and what the replica carried over."""
     if opened.anchor is not None:
-        if vector_digest(opened.anchor) != opened.leaves[0].anchor:
+        if values_digest(opened.anchor) != opened.leaves[0].anchor:
             return "the anchor is not the one that the leaf names"
-        shared = OuterState(opened.anchor, torch.zeros_like(opened.anchor))
+        shared = OuterState(opened.anchor, opened.anchor)
         if command.local is None and opened.last.local != local_digest(method.fresh(shared)):
             return "the replica began afresh, and shows that it carried something over"
     if opened.first > 0:
         return ""
     begun = opened.leaves[0].anchor
     if opened.local and opened.anchor is not None:
-        begun = vector_digest(method.start(OuterState(opened.anchor, opened.anchor), opened.local, command.round))
-    if vector_digest(opened.state.values()) != begun:
+        begun = values_digest(method.start(OuterState(opened.anchor, opened.anchor), opened.local, command.round))
+    if opened.state.values_digest() != begun:
         return "the round's first step does not begin with its anchor"
     return ""
 
@@ -387,31 +391,42 @@ def state_before(
     at, state = trace.nearest_state(step)
     if at == step:
         return state
-    scratch.restore(state)
-    training = scratch.training
-    for index in range(at, step):
-        global_step = trace.first_step + index
-        windows, _ = tokens.sample(
-            training.seed, global_step, replica, training.batch, training.sampling, training.shares
-        )
-        recorded = Recorded(trace.payloads[index])
-        accumulate(scratch, position, windows, recorded)
-        update(scratch, position, recorded, trace.rate_index(index), total_steps)
-        if trace.ends_segment(index):
-            scratch.shorten(trace.anchor)
+    run_up_to(trace, step, scratch, position, tokens, replica, total_steps)
     return scratch.own_state()
 
 
-def ending_of(
-    trace: RoundTrace, first: int, scratch: Stage, position: Position, tokens: TokenFile, replica: int, total_steps: int
-) -> SegmentEnd:
-    """What the segment of a kept round that begins with ``first`` came to, run again on ``scratch``.
+def run_up_to(
+    trace: RoundTrace,
+    step: int,
+    scratch: Stage,
+    position: Position,
+    tokens: TokenFile,
+    replica: int,
+    total_steps: int,
+    *,
+    last: bool = False,
+) -> None:
+    """Leave ``scratch`` in the state before ``step`` of a kept round. ``last``: the states of ``trace`` are let go."""
+    at, state = trace.nearest_state(step)
+    scratch.restore(state)
+    del state
+    if last:
+        trace.states.clear()
+    run_on(trace, range(at, step), scratch, position, tokens, replica, total_steps)
 
-    ``scratch`` is left with the state after it.
-    """
+
+def run_on(
+    trace: RoundTrace,
+    steps: range,
+    scratch: Stage,
+    position: Position,
+    tokens: TokenFile,
+    replica: int,
+    total_steps: int,
+) -> tuple[dict[PayloadKey, bytes], ...]:
+    """Run steps of a kept round again, from where ``scratch`` is; what each has sent."""
     training, sent = scratch.training, []
-    scratch.restore(state_before(trace, first, scratch, position, tokens, replica, total_steps))
-    for index in range(first, segment(first, trace.segment, len(trace.leaves))[1]):
+    for index in steps:
         windows, _ = tokens.sample(
             training.seed, trace.first_step + index, replica, training.batch, training.sampling, training.shares
         )
@@ -421,4 +436,17 @@ def ending_of(
         if trace.ends_segment(index):
             scratch.shorten(trace.anchor)
         sent.append(recorder.sent)
-    return SegmentEnd(scratch.state(), tuple(sent))
+    return tuple(sent)
+
+
+def ending_of(
+    trace: RoundTrace, first: int, scratch: Stage, position: Position, tokens: TokenFile, replica: int, total_steps: int
+) -> SegmentEnd:
+    """What the segment of a kept round that begins with ``first`` came to, run again on ``scratch``.
+
+    ``scratch`` is left with the state after it.
+    """
+    run_up_to(trace, first, scratch, position, tokens, replica, total_steps)
+    due = range(first, segment(first, trace.segment, len(trace.leaves))[1])
+    sent = run_on(trace, due, scratch, position, tokens, replica, total_steps)
+    return SegmentEnd(scratch.state(), sent)

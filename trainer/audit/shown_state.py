@@ -5,17 +5,19 @@ anchor, and others may have it from those who do; where neither is so, the openi
 """
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trainer.codecs.envelope import unwrap, wrap
+from trainer.codecs.envelope import unwrap, wrap_parts
 from trainer.errors import CodecError, OpeningError
-from trainer.files.tensors import bytes_of
+from trainer.files.tensors import TakenTensors, bytes_of
 from trainer.outer.method import Local
-from trainer.stage.short import ShortValues
-from trainer.stage.stage import StageState
+from trainer.stage.short import ShortValues, narrow
+from trainer.stage.stage import Stage, StageState
 from trainer.stage.storage import ALIGNMENT, StateLayout
+from trainer.transfer import arriving
 
 ANCHOR = "anchor"
 _LOCAL = "local."
@@ -23,14 +25,40 @@ _VECTORS = ("parameters", "first_moment", "second_moment")
 _CODES, _UNITS = "codes", "units"
 
 
-def show_state(state: StageState, prefix: str = "") -> dict[str, Tensor | bytes]:
+@dataclass(frozen=True)
+class PackedState:
+    """A lean state as an opening shows it: ``shown`` by name, without what it is said from."""
+
+    adam_steps: int
+    shown: dict[str, bytearray]
+
+    @classmethod
+    def of(cls, stage: Stage) -> "PackedState":
+        """That of a lean stage, of which a little at a time leaves its device. It says itself in short no more."""
+        said = stage.said()
+        assert isinstance(said, ShortValues)
+        shown = _packed_said(said)
+        del said
+        stage.forget_said()
+        for name in _VECTORS[1:]:
+            shown[name] = _packed(getattr(stage, name))
+        return cls(stage.adam_steps, shown)
+
+
+def show_state(state: StageState | PackedState, prefix: str = "") -> dict[str, Tensor | bytearray]:
     """What an opening holds of a state, by name. A lean one has to be in short form."""
+    if isinstance(state, PackedState):
+        return {prefix + name: data for name, data in state.shown.items()}
     if isinstance(state.said, Tensor):
         return {prefix + name: getattr(state, name) for name in _VECTORS}
-    shown: dict[str, Tensor | bytes] = {prefix + name: _packed(getattr(state, name)) for name in _VECTORS[1:]}
-    if state.said.codes is not None and state.said.units is not None:
-        shown |= {prefix + _CODES: _packed(state.said.codes), prefix + _UNITS: _packed(state.said.units)}
-    return shown
+    moments = {name: _packed(getattr(state, name)) for name in _VECTORS[1:]}
+    return {prefix + name: data for name, data in (moments | _packed_said(state.said)).items()}
+
+
+def _packed_said(said: ShortValues) -> dict[str, bytearray]:
+    if said.codes is None or said.units is None:
+        return {}
+    return {_CODES: _packed(said.codes), _UNITS: _packed(said.units)}
 
 
 def read_state(
@@ -60,7 +88,7 @@ def read_state(
     return StageState(said, first, second, steps)
 
 
-def show_local(local: Local, lean: bool) -> dict[str, Tensor | bytes]:
+def show_local(local: Local, lean: bool) -> dict[str, Tensor | bytearray]:
     """What an opening holds of what a replica carries; compressed where its stage is lean."""
     return {_LOCAL + name: _packed(vector) if lean else vector for name, vector in local.items()}
 
@@ -79,6 +107,25 @@ def read_vector(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, le
     return value.clone()
 
 
+def read_anchor(tensors: Mapping[str, Tensor], length: int, name: str = ANCHOR) -> Tensor:
+    """An anchor of ``[length]`` float32 of a lean stage, as ``OuterState`` has it; raises ``OpeningError`` as ``read_state``."""
+    found: list[Tensor] = []
+
+    def made(shown: Tensor) -> Tensor:
+        if shown.dtype == torch.float32 and tuple(shown.shape) == (length,):
+            kept = narrow(shown)
+            found.append(shown.clone() if kept is shown else kept)
+        return torch.empty(0)
+
+    if isinstance(tensors, TakenTensors) and name in tensors:
+        tensors.made(name, made)
+    elif name in tensors:
+        made(tensors[name])
+    if not found:
+        raise OpeningError(f"{name} is missing, or not {length:,} float32 values")
+    return found[0]
+
+
 def read_blob(tensors: Mapping[str, Tensor], name: str) -> bytes:
     """Bytes of an opening; raises ``OpeningError`` as ``read_state``."""
     value = tensors.get(name)
@@ -87,8 +134,9 @@ def read_blob(tensors: Mapping[str, Tensor], name: str) -> bytes:
     return value.numpy().tobytes()
 
 
-def _packed(vector: Tensor) -> bytes:
-    return wrap(bytes_of(vector.contiguous()))
+def _packed(vector: Tensor) -> bytearray:
+    size = vector.numel() * vector.element_size()
+    return wrap_parts(lambda: (bytes_of(part) for _, part in arriving(vector.detach())), size)
 
 
 def _unpacked(tensors: Mapping[str, Tensor], name: str, dtype: torch.dtype, length: int) -> Tensor:

@@ -26,7 +26,8 @@ named codec is a file with a class that has the members of ``framing.Codec``, li
 
 from torch import Tensor
 
-from trainer.codecs.framing import MAX_DIMENSIONS, Codec, frame, framed_size, unframe
+from trainer.codecs.coarse import Coarse
+from trainer.codecs.framing import MAX_DIMENSIONS, Codec, Parts, body_of, frame, framed_size, head_of, unframe
 from trainer.codecs.registry import BLOCK, CODECS, GRADIENT_BLOCK, CodecName
 from trainer.codecs.watch import WATCHER
 
@@ -37,8 +38,11 @@ __all__ = [
     "MAX_DIMENSIONS",
     "Codec",
     "CodecName",
+    "Parts",
     "decode",
+    "decode_parts",
     "encode",
+    "encode_parts",
     "encoded_size",
 ]
 
@@ -71,6 +75,26 @@ def decode(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: 
     if watcher is None:
         return unframe(data, shape, chosen)
     return watcher.decoding(bytes(data), shape, chosen, lambda: unframe(data, shape, chosen))
+
+
+def encode_parts(values: Parts, size: int, codec: CodecName | Codec) -> bytes:
+    """``encode`` of a flat vector of ``size`` that is there in parts; only ``coarse`` ones never make all of it.
+
+    Raises:
+        NonFiniteError: as ``encode``.
+    """
+    chosen = _codec(codec)
+    if isinstance(chosen, Coarse) and WATCHER.get() is None:
+        return head_of((size,), chosen) + chosen.encode_parts(values, size)
+    return encode(values(slice(0, size)), codec)
+
+
+def decode_parts(data: bytes | bytearray | memoryview, size: int, codec: CodecName | Codec) -> Parts:
+    """``decode`` of a flat vector of ``size``, of which parts are made; of ``coarse`` ones never all. Raises as ``decode``."""
+    chosen = _codec(codec)
+    if isinstance(chosen, Coarse) and size and WATCHER.get() is None:
+        return chosen.levels(body_of(data, (size,), chosen), size)
+    return decode(data, (size,), codec).__getitem__
 
 
 def _codec(codec: CodecName | Codec) -> Codec:

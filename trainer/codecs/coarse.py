@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from trainer.codecs.framing import AT_ONCE, raw, read_scales, refuse_non_finite
+from trainer.codecs.framing import AT_ONCE, Parts, raw, read_scales, refuse_non_finite
 from trainer.codecs.rans import compress, decompress, frequencies, longest
 from trainer.errors import CodecError
 
@@ -48,22 +48,29 @@ class Coarse:
 
     def encode_body(self, values: Tensor) -> bytes:
         """As ``Codec.encode_body``."""
-        if not values.numel():
+        return self.encode_parts(values.reshape(-1).__getitem__, values.numel())
+
+    def encode_parts(self, values: Parts, size: int) -> bytes:
+        """The same of a flat vector of ``size``, each part of which is asked for twice; raises ``NonFiniteError``."""
+        if not size:
             return b""
-        refuse_non_finite(values)
-        flat = values.reshape(-1)
-        square = sum(float(part.double().square_().sum()) for part in torch.split(flat, AT_ONCE))
-        step = math.sqrt(square / flat.numel()) * self.step
+        spans = [slice(start, min(start + AT_ONCE, size)) for start in range(0, size, AT_ONCE)]
+        square = 0.0
+        for span in spans:
+            refuse_non_finite(part := values(span))
+            square += float(part.double().square_().sum())
+        step = math.sqrt(square / size) * self.step
         count, total = torch.zeros(LEVELS + 1, dtype=torch.int64), torch.zeros(LEVELS + 1, dtype=torch.float64)
-        coded = torch.empty(flat.numel(), dtype=torch.uint8)
-        for part, into in zip(torch.split(flat, AT_ONCE), torch.split(coded, AT_ONCE), strict=True):
+        coded = torch.empty(size, dtype=torch.uint8)
+        for span in spans:
+            part = values(span)
             sizes = part.abs().double()
             levels = torch.zeros(part.numel(), dtype=torch.int64)
             if step > 0:
                 levels = (sizes / step + (1 - self.threshold)).floor_().clamp_(0, LEVELS).long()
             count += torch.bincount(levels, minlength=LEVELS + 1)
             total += torch.bincount(levels, weights=sizes, minlength=LEVELS + 1)
-            into.copy_(torch.where(part < 0, LEVELS - levels, LEVELS + levels))
+            coded[span] = torch.where(part < 0, LEVELS - levels, LEVELS + levels)
         magnitudes = (total / count.clamp_min(1)).to(torch.float32)[1:]
         symbols = coded.numpy()
         table = frequencies(symbols, SYMBOLS)
@@ -71,16 +78,33 @@ class Coarse:
 
     def decode_body(self, body: memoryview, shape: tuple[int, ...]) -> Tensor:
         """As ``Codec.decode_body``."""
+        levels = self.levels(body, math.prod(shape))
+        values = torch.empty(len(levels.symbols))
+        for start in range(0, len(values), AT_ONCE):
+            span = slice(start, start + AT_ONCE)
+            values[span] = levels(span)
+        return values.view(shape)
+
+    def levels(self, body: memoryview, size: int) -> "Levels":
+        """The same of a flat vector of ``size``, whose values are made when they are asked for."""
         if len(body) < _HEAD:
             raise CodecError(f"{len(body):,} bytes hold no levels and frequencies, which take {_HEAD}")
         magnitudes = read_scales(body, torch.float32, 0, LEVELS)
         table = np.frombuffer(body, "<u2", SYMBOLS, offset=4 * LEVELS).astype(np.uint32)
-        symbols = torch.from_numpy(decompress(body[_HEAD:], math.prod(shape), table))
-        meaning = torch.cat((magnitudes.flip(0).neg(), torch.zeros(1), magnitudes))
-        values = torch.empty(symbols.numel())
-        for part, into in zip(torch.split(symbols, AT_ONCE), torch.split(values, AT_ONCE), strict=True):
-            into.copy_(meaning[part.long()])
-        return values.view(shape)
+        symbols = torch.from_numpy(decompress(body[_HEAD:], size, table))
+        return Levels(symbols, torch.cat((magnitudes.flip(0).neg(), torch.zeros(1), magnitudes)))
+
+
+@dataclass(frozen=True)
+class Levels:
+    """A vector ``[n]`` in a byte a value: ``symbols`` uint8, and what each stands for."""
+
+    symbols: Tensor
+    meaning: Tensor
+
+    def __call__(self, span: slice) -> Tensor:
+        """Some of its values, float32."""
+        return self.meaning[self.symbols[span].long()]
 
 
 NAMED = (Coarse("coarse", 7, 1.8), Coarse("coarser", 8, 2.7))

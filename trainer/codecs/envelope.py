@@ -6,6 +6,8 @@ compress. The receiver knows how long the inside may be, and unpacks no more.
 Source: RFC 8878.
 """
 
+from collections.abc import Callable, Iterable
+
 import zstandard
 
 from trainer.errors import CodecError
@@ -22,6 +24,21 @@ def wrap(data: bytes | memoryview) -> bytes:
     """``data``, or its zstd frame where that is shorter."""
     packed = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compress(data)
     return packed if len(packed) < len(data) else bytes(data)
+
+
+def wrap_parts(parts: Callable[[], Iterable[memoryview]], size: int) -> bytearray:
+    """The same of data of ``size`` that comes in parts, twice where no frame is shorter; it may be another frame of the same."""
+    packer = zstandard.ZstdCompressor(compression_params=_PARAMETERS).compressobj(size=size)
+    packed = bytearray()
+    for part in parts():
+        packed += packer.compress(part)
+    packed += packer.flush()
+    if len(packed) < size:
+        return packed
+    packed.clear()
+    for part in parts():
+        packed += part
+    return packed
 
 
 def unwrap(data: bytes, limit: int) -> bytes:

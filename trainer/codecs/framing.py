@@ -9,6 +9,7 @@ The receiver states codec and shape; the header only confirms them. So a peer's 
 
 import math
 import struct
+from collections.abc import Callable
 from typing import Protocol
 
 import torch
@@ -19,6 +20,8 @@ from trainer.transfer import HostCopy
 
 MAX_DIMENSIONS = 4
 AT_ONCE = 1 << 20  # Values of which codecs make others for a moment.
+Parts = Callable[[slice], Tensor]
+"""A flat float32 vector of which parts are made when they are asked for."""
 _MAGIC, _VERSION = b"CT", 1
 _HEAD = struct.Struct("<2sBBB3x")
 
@@ -57,8 +60,12 @@ class Codec(Protocol):
 def frame(tensor: Tensor, codec: Codec) -> bytes:
     """Header and body of a tensor; raises ``NonFiniteError`` where it holds NaN or Inf."""
     values = HostCopy(tensor, torch.float32).arrived().contiguous()
-    head = _HEAD.pack(_MAGIC, _VERSION, codec.code, values.dim()) + struct.pack(f"<{values.dim()}Q", *values.shape)
-    return head + codec.encode_body(values)
+    return head_of(tuple(values.shape), codec) + codec.encode_body(values)
+
+
+def head_of(shape: tuple[int, ...], codec: Codec) -> bytes:
+    """What stands in front of the body of a tensor of this shape."""
+    return _HEAD.pack(_MAGIC, _VERSION, codec.code, len(shape)) + struct.pack(f"<{len(shape)}Q", *shape)
 
 
 def framed_size(shape: tuple[int, ...], codec: Codec) -> int:
@@ -68,6 +75,16 @@ def framed_size(shape: tuple[int, ...], codec: Codec) -> int:
 
 def unframe(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: Codec) -> Tensor:
     """The tensor of this shape and codec; raises ``CodecError`` or ``NonFiniteError`` for anything else."""
+    body = body_of(data, shape, codec)
+    if math.prod(shape) == 0:
+        return torch.zeros(shape)
+    values = codec.decode_body(body, tuple(shape))
+    refuse_non_finite(values)
+    return values
+
+
+def body_of(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec: Codec) -> memoryview:
+    """What follows behind the head of a tensor of this shape and codec; raises ``CodecError`` where it is none."""
     expected, least = framed_size(shape, codec), _HEAD.size + 8 * len(shape)
     if len(data) != expected if codec.exact else not least <= len(data) <= expected:
         most = "" if codec.exact else "at most "
@@ -80,12 +97,8 @@ def unframe(data: bytes | bytearray | memoryview, shape: tuple[int, ...], codec:
     stated = struct.unpack_from(f"<{dimensions}Q", data, _HEAD.size)
     if stated != tuple(shape):
         raise CodecError(f"a tensor of shape {stated} where {tuple(shape)} is expected")
-    if math.prod(shape) == 0:
-        return torch.zeros(shape)
     # torch wants memory that it may write to; codecs copy the values out of it.
-    values = codec.decode_body(memoryview(bytearray(data))[least:], tuple(shape))
-    refuse_non_finite(values)
-    return values
+    return memoryview(bytearray(data))[least:]
 
 
 def refuse_non_finite(values: Tensor) -> None:

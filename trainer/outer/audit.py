@@ -5,20 +5,20 @@ the contributors' parts, each with its path to what its contributor committed to
 """
 
 import hashlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load
 from torch import Tensor
 
 from common.untrusted_text import untrusted
 from protocol.audit import AuditReport, OuterRecord, ReplayOuter, ShardRecord
+from trainer.audit.shown_state import read_anchor
 from trainer.errors import CodecError, OpeningError, RoundError
-from trainer.files.tensors import file_in_pieces
+from trainer.files.tensors import Piece, TakenTensors, file_in_pieces, wide
 from trainer.outer.checks import ALIKE
 from trainer.outer.method import OuterMethod, OuterState, momentum_type
-from trainer.outer.shards import ShardPart, read_result, reduce_shard, residue_digest
+from trainer.outer.shards import ShardPart, reduce_shard, residue_digest
 from trainer.stage.stage import Stage
 
 Shown = Mapping[str, bytes]
@@ -68,28 +68,19 @@ def outer_step_of_results(
     contributors: int,
 ) -> tuple[OuterState, OuterRecord]:
     """The same from the results of all shards, by their names, of so many contributors; raises ``CodecError``."""
-    shards, free, odd = method.shards(round_index, len(results)), method.free(round_index), set[int]()
-
-    def means() -> Iterator[Tensor]:
-        for place, (_, data) in enumerate(sorted(results.items())):
-            mean, left_out = read_result(shards, place, data, shards.take(free, place))
-            odd.update(left_out)
-            yield mean
-
-    mean = shards.join(means())
-    after = method.step(state, mean, tuple(sorted(odd)), round_index, contributors == 1)
+    after = method.apply_results(state, results, round_index, contributors == 1)
     stage.constrain(after.anchor)
     digests = {shard: hashlib.sha256(data).hexdigest() for shard, data in results.items()}
     return after, OuterRecord(state.digest(), after.digest(), after.left_out, digests)
 
 
-def write_outer(state: OuterState, shown: Shown) -> list[memoryview]:
+def write_outer(state: OuterState, shown: Shown) -> list[Piece]:
     """The opening of an outer step, in pieces; ``state``: before it."""
-    vectors: dict[str, Tensor | bytes] = {"anchor": state.anchor, "momentum": state.momentum}
-    return file_in_pieces(vectors | dict(shown))
+    vectors = {"anchor": wide(state.anchor), "momentum": state.momentum}
+    return file_in_pieces({**vectors, **shown})
 
 
-def judge_outer(method: OuterMethod, stage: Stage, command: ReplayOuter, opening: bytes) -> AuditReport:
+def judge_outer(method: OuterMethod, stage: Stage, command: ReplayOuter, opening: bytes | bytearray) -> AuditReport:
     """Run an outer step again and compare; every failure that the prover can cause becomes a verdict.
 
     An outer step gives the same bits on every processor, so there is no environment class to compare.
@@ -147,14 +138,15 @@ class _Opened:
         self._command = command
 
     @classmethod
-    def read(cls, opening: bytes, command: ReplayOuter, stage: Stage) -> "_Opened":
-        """Raises ``OpeningError`` where it does not begin with the state that the record names."""
+    def read(cls, opening: bytes | bytearray, command: ReplayOuter, stage: Stage) -> "_Opened":
+        """Raises ``OpeningError`` where it does not begin with the state that the record names. A bytearray is used up."""
         try:
-            tensors = load(opening)
+            tensors = TakenTensors(opening if isinstance(opening, bytearray) else bytearray(opening))
         except (SafetensorError, ValueError, KeyError) as error:
             raise OpeningError(f"no safetensors file: {error}") from error
+        anchor = read_anchor(tensors, stage.size) if stage.lean else _vector(tensors, "anchor", stage.size)
         state = OuterState(
-            _vector(tensors, "anchor", stage.size),
+            anchor,
             _vector(tensors, "momentum", stage.size, momentum_type(stage.training)),
         )
         if state.digest() != command.record.before:

@@ -23,6 +23,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from trainer.codecs import Parts
 from trainer.errors import CodecError, RoundError
 
 Aggregation = Literal["mean", "trimmed", "clipped"]
@@ -58,9 +59,8 @@ class Combining:
         Raises:
             RoundError: there are none, or one has no weight. CodecError: they differ in length.
         """
-        if weights and not updates.keys() <= weights.keys():
-            raise RoundError(f"weights of replicas {sorted(weights)} for updates of {sorted(updates)}")
-        if len(updates) < QUORUM or (self.aggregation == "mean" and not self.checked):
+        _see_weights(updates, weights)
+        if not self.looks_at_each(len(updates)):
             return mean_update((updates[p] for p in sorted(updates)), [weights.get(p, 1) for p in sorted(updates)]), ()
         ordered = dict(zip(sorted(updates), _of_one_length([updates[p] for p in sorted(updates)]), strict=True))
         left_out = odd_ones(ordered, weights) if self.checked else ()
@@ -72,6 +72,17 @@ class Combining:
                 return clipped_mean(kept), left_out
             case _:
                 return mean_update(kept, [weights.get(p, 1) for p in ordered if p not in left_out]), left_out
+
+    def looks_at_each(self, count: int) -> bool:
+        """Whether single ones of so many updates are looked at."""
+        return count >= QUORUM and (self.aggregation != "mean" or self.checked)
+
+    def of_parts(self, updates: Mapping[int, Parts], weights: Mapping[int, int] = ALIKE) -> Parts:
+        """As ``combine``, of updates that are there in parts, none of which is looked at by itself."""
+        _see_weights(updates, weights)
+        ordered = sorted(updates)
+        shares = [weights.get(replica, 1) for replica in ordered]
+        return lambda span: mean_update((updates[replica](span) for replica in ordered), shares)
 
 
 PLAIN = Combining()
@@ -96,6 +107,11 @@ class Decoded(Mapping[int, Tensor]):
     def __len__(self) -> int:
         """How many there are."""
         return len(self._encoded)
+
+
+def _see_weights(updates: Mapping[int, object], weights: Mapping[int, int]) -> None:
+    if weights and not updates.keys() <= weights.keys():
+        raise RoundError(f"weights of replicas {sorted(weights)} for updates of {sorted(updates)}")
 
 
 def mean_update(updates: Iterable[Tensor], weights: Sequence[int] = ()) -> Tensor:

@@ -10,7 +10,7 @@ when the contribution counted, and else the replica goes on with what it carried
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 
 from protocol.job.job import TrainingSpec
+from trainer.codecs import Parts
 from trainer.files.tensors import bytes_of
 from trainer.outer.checks import ALIKE, Combining, Decoded
-from trainer.outer.shards import Shards, contribution_digest
+from trainer.outer.shards import Shards, contribution_digest, read_result
 from trainer.stage.eight_bits import chance
-from trainer.stage.short import ShortValues, spans
-from trainer.stage.stage import vector_digest
+from trainer.stage.short import ShortValues, narrow, spans
+from trainer.stage.stage import values_digest, vector_digest
 from trainer.stage.storage import ALIGNMENT, Slot
 
 _KEY = 1 << 30  # Of the chance by which a round's momentum is rounded: no step of an optimizer has it.
@@ -39,7 +40,8 @@ class OuterState:
     """What all replicas of a stage share at the beginning of a round: flat ``[n]`` on the CPU.
 
     Attributes:
-        anchor: float32. momentum: of ``momentum_type``.
+        anchor: float32; of a lean stage bf16 where that says all of it, as after every outer step. momentum: of
+            ``momentum_type``.
         left_out: replicas whose contribution to the round before was not applied (``trainer.outer.checks``).
     """
 
@@ -49,13 +51,14 @@ class OuterState:
 
     @classmethod
     def first(cls, anchor: Tensor, training: TrainingSpec) -> "OuterState":
-        """What a job begins with."""
-        return cls(anchor, torch.zeros(anchor.numel(), dtype=momentum_type(training)))
+        """What a job begins with: ``anchor`` is float32."""
+        kept = momentum_type(training)
+        return cls(narrow(anchor) if kept == torch.bfloat16 else anchor, torch.zeros(anchor.numel(), dtype=kept))
 
     @cached_property
     def anchor_digest(self) -> str:
-        """SHA-256 of the anchor; it is hashed once, so from then on nobody may change it."""
-        return vector_digest(self.anchor)
+        """SHA-256 of the anchor's float32; it is hashed once, so from then on nobody may change it."""
+        return values_digest(self.anchor)
 
     @cached_property
     def _digest(self) -> str:
@@ -100,13 +103,13 @@ class Layout:
             free[slot.start : slot.start + slot.count] = False
         return free
 
-    def clear(self, vector: Tensor) -> Tensor:
-        """Set ``[n]`` to zero where no parameter lies, in place."""
-        end = 0
-        for slot in self.slots:
-            vector[end : slot.start] = 0.0
-            end = slot.start + slot.count
-        vector[end:] = 0.0
+    def clear(self, vector: Tensor, begin: int = 0) -> Tensor:
+        """Set a vector, or what of it is from ``begin`` on, to zero where no parameter lies, in place."""
+        end, size = 0, begin + vector.numel()
+        for start, after in [*((slot.start, slot.start + slot.count) for slot in self.slots), (size, size)]:
+            if end < size and start > begin:
+                vector[max(0, end - begin) : start - begin] = 0.0
+            end = after
         return vector
 
     def spans(self, slots: Sequence[Slot]) -> list[slice]:
@@ -154,6 +157,9 @@ class OuterMethod(Protocol):
     def decode_update(self, data: bytes, round_index: int) -> Tensor:
         """The update of a contribution: a flat vector of the length that the round exchanges; raises ``CodecError``."""
 
+    def check_update(self, data: bytes, round_index: int) -> None:
+        """See that ``decode_update`` takes it; raises ``CodecError``."""
+
     @property
     def combining(self) -> Combining:
         """How updates become one."""
@@ -165,7 +171,7 @@ class OuterMethod(Protocol):
         """True where no parameter lies in what a round exchanges."""
 
     def step(
-        self, state: OuterState, mean: Tensor, left_out: tuple[int, ...], round_index: int, alone: bool = False
+        self, state: OuterState, mean: Tensor | Parts, left_out: tuple[int, ...], round_index: int, alone: bool = False
     ) -> OuterState:
         """The shared state of the next round, from the mean update, which is used up; ``state`` is left as it is.
 
@@ -189,9 +195,18 @@ class OuterMethod(Protocol):
             RoundError: nobody contributes. CodecError: bytes that are no contribution to this round.
         """
 
+    def apply_results(
+        self, state: OuterState, results: Mapping[int, bytes], round_index: int, alone: bool
+    ) -> OuterState:
+        """The same from the results of all shards, by their names; raises ``CodecError``. ``alone``: as ``step`` has it."""
+
 
 class FromContributions:
-    """``OuterMethod.apply`` of a method that has the rest."""
+    """``OuterMethod.apply``, ``apply_results`` and ``check_update`` of a method that has the rest."""
+
+    def check_update(self: OuterMethod, data: bytes, round_index: int) -> None:
+        """As ``OuterMethod.check_update``."""
+        self.decode_update(data, round_index)
 
     def apply(
         self: OuterMethod,
@@ -204,6 +219,21 @@ class FromContributions:
         updates = Decoded(contributions, lambda data: self.decode_update(data, round_index))
         mean, left_out = self.combining.combine(updates, weights)
         return self.step(state, mean, left_out, round_index, len(updates) == 1)
+
+    def apply_results(
+        self: OuterMethod, state: OuterState, results: Mapping[int, bytes], round_index: int, alone: bool
+    ) -> OuterState:
+        """As ``OuterMethod.apply_results``."""
+        shards, free, odd = self.shards(round_index, len(results)), self.free(round_index), set[int]()
+
+        def means() -> Iterator[Tensor]:
+            for place, (_, data) in enumerate(sorted(results.items())):
+                mean, left_out = read_result(shards, place, data, shards.take(free, place))
+                odd.update(left_out)
+                yield mean
+
+        mean = shards.join(means())
+        return self.step(state, mean, tuple(sorted(odd)), round_index, alone)
 
 
 def local_digest(local: Local) -> str | None:
@@ -223,24 +253,49 @@ def momentum_type(training: TrainingSpec) -> torch.dtype:
 
 
 def nesterov(
-    anchor: Tensor, momentum: Tensor, mean: Tensor, rate: float, decay: float, round_index: int
+    anchor: Tensor, momentum: Tensor, mean: Tensor | Parts, rate: float, decay: float, round_index: int
 ) -> tuple[Tensor, Tensor]:
     """The next anchor and momentum by Nesterov's method; only single multiplications and additions.
 
-    The anchor takes the memory of ``mean``; beside it and the momentum parts are made. Where the momentum is bf16, both are
-    rounded to 16 bits by chance, which is a hash of place and round: all replicas round alike, and a state is said in as many.
+    The anchor takes the memory of ``mean`` where it is float32; beside it and the momentum parts are made. Where the momentum
+    is bf16, both are rounded to 16 bits by chance, which is a hash of place and round, and kept so: all replicas round alike.
 
     Source: DiLoCo, arXiv 2311.08105, algorithm 1.
     """
-    moved, after = mean, torch.empty_like(momentum)
+    lean, after = momentum.dtype == torch.bfloat16, torch.empty_like(momentum)
+    given, moved = _into(mean, momentum)
     for span in spans(anchor.numel()):
-        kept = momentum[span].float().mul(decay).add_(mean[span])
-        torch.sub(anchor[span], kept.mul(decay).add_(mean[span]).mul_(rate), out=moved[span])
-        if after.dtype == torch.bfloat16:
+        part = given(span)
+        kept = momentum[span].float().mul(decay).add_(part)
+        there = torch.sub(anchor[span], kept.mul(decay).add_(part).mul_(rate))
+        if lean:
             _round(kept, span.start, _KEY + round_index)
-            _round(moved[span], span.start, _ANCHOR_KEY + round_index)
-        after[span] = kept
+            _round(there, span.start, _ANCHOR_KEY + round_index)
+        after[span], moved[span] = kept, there
     return moved, after
+
+
+def alone_step(anchor: Tensor, momentum: Tensor, mean: Tensor | Parts, round_index: int) -> Tensor:
+    """The next anchor where one replica made the round: where its own steps have led; rounded and kept as ``nesterov`` does.
+
+    It takes the memory of ``mean`` where it is float32.
+    """
+    given, moved = _into(mean, momentum)
+    for span in spans(anchor.numel()):
+        there = torch.sub(anchor[span], given(span))
+        if moved.dtype == torch.bfloat16:
+            _round(there, span.start, _ANCHOR_KEY + round_index)
+        moved[span] = there
+    return moved
+
+
+def _into(mean: Tensor | Parts, momentum: Tensor) -> tuple[Parts, Tensor]:
+    """A mean update in parts, and what the next anchor is written to: the memory of the mean, or bf16 as the momentum is."""
+    size = momentum.numel()
+    if momentum.dtype != torch.bfloat16:
+        whole = mean if isinstance(mean, Tensor) else mean(slice(0, size))
+        return whole.__getitem__, whole
+    return mean.__getitem__ if isinstance(mean, Tensor) else mean, torch.empty_like(momentum)
 
 
 def _round(values: Tensor, start: int, key: int) -> None:

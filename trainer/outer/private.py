@@ -134,7 +134,7 @@ def clipped(anchor: Tensor, parameters: Tensor | ShortValues, layout: Layout, cl
 
     One that is not finite is zero: a refusal would tell of the data. Shapes: as ``protect``.
     """
-    update = torch.empty_like(anchor)
+    update = torch.empty(anchor.numel())
     for span, own in in_main_memory(parameters):
         update[span] = anchor[span] - own
     layout.clear(update)

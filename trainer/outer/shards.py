@@ -26,7 +26,18 @@ from torch import Tensor
 
 from protocol.merkle import HASH_BYTES, MerkleProof, MerkleTree, verify_proof
 from protocol.plan import MAX_REPLICAS
-from trainer.codecs import BLOCK, CODECS, Codec, CodecName, decode, encode, encoded_size
+from trainer.codecs import (
+    BLOCK,
+    CODECS,
+    Codec,
+    CodecName,
+    Parts,
+    decode,
+    decode_parts,
+    encode,
+    encode_parts,
+    encoded_size,
+)
 from trainer.codecs.coarse import Coarse
 from trainer.codecs.sparse import CHUNK, TopK
 from trainer.errors import CodecError
@@ -69,6 +80,13 @@ class Shards:
         blocks = update[: self.size - rest].view(whole, self._block)[shard :: self.count].reshape(-1)
         return torch.cat((blocks, update[self.size - rest :])) if rest and whole % self.count == shard else blocks
 
+    def take_blocks(self, vector: Tensor, shard: int) -> Tensor:
+        """The same of a vector that has one value for each 64 of an update's, whose length is a multiple of that."""
+        each = self._block // BLOCK
+        whole = self.size // self._block
+        taken = vector[: whole * each].view(whole, each)[shard :: self.count].reshape(-1)
+        return torch.cat((taken, vector[whole * each :])) if whole % self.count == shard else taken
+
     def join(self, parts: Iterable[Tensor]) -> Tensor:
         """The update of all its shards, in order, of which one at a time is needed."""
         update = torch.empty(self.size)
@@ -91,6 +109,37 @@ class Shards:
         if ends:
             yield update[self.size - rest :], part[-rest:]
 
+    def encode_parts(self, updates: Iterable[Parts]) -> tuple[bytes, ...]:
+        """All shards, each of which is there in parts; raises ``NonFiniteError``."""
+        return tuple(encode_parts(update, self.length(shard), self.codec) for shard, update in enumerate(updates))
+
+    def decode_parts(self, pieces: Iterable[bytes]) -> Parts:
+        """The update of all its shards, in order, in parts of whole blocks; raises ``CodecError``."""
+        return self.joined([decode_parts(data, self.length(shard), self.codec) for shard, data in enumerate(pieces)])
+
+    def joined(self, shards: Sequence[Parts]) -> Parts:
+        """The update that shards come to, of which parts of whole blocks are made."""
+        if self.count == 1:
+            return shards[0]
+
+        def part(span: slice) -> Tensor:
+            first, last = span.start // self._block, -(-span.stop // self._block)
+            update = torch.empty(span.stop - span.start)
+            whole = self.size // self._block
+            blocks = update[: (min(last, whole) - first) * self._block].view(-1, self._block)
+            for shard, values in enumerate(shards):
+                offset = (shard - first) % self.count
+                begin, count = (first + offset - shard) // self.count, len(range(offset, len(blocks), self.count))
+                places = slice(begin * self._block, (begin + count) * self._block)
+                if count:
+                    blocks[offset :: self.count] = values(places).view(-1, self._block)
+                if last > whole and whole % self.count == shard:  # The rest, behind the last whole block.
+                    rest, length = self.size - whole * self._block, self.length(shard)
+                    update[len(update) - rest :] = values(slice(length - rest, length))
+            return update
+
+        return part
+
     def encode(self, update: Tensor) -> tuple[bytes, ...]:
         """All shards; raises ``NonFiniteError``."""
         if self.count == 1:
@@ -100,6 +149,10 @@ class Shards:
     def decode(self, data: bytes, shard: int) -> Tensor:
         """One shard; raises ``CodecError``."""
         return decode(data, (self.length(shard),), self.codec)
+
+    def check(self, data: bytes, shard: int) -> None:
+        """See that ``decode`` takes it; raises ``CodecError``."""
+        decode_parts(data, self.length(shard), self.codec)
 
     @property
     def room(self) -> float:
@@ -128,7 +181,7 @@ class Shards:
                 low = middle + 1
         return best or encode(mean, replace(coarse, step=coarse.step * STEPS[-1]))
 
-    def decode_result(self, data: bytes, shard: int) -> Tensor:
+    def decode_result(self, data: bytes | memoryview, shard: int) -> Tensor:
         """As ``encode_result`` wrote it; raises ``CodecError``."""
         return decode(data, (self.length(shard),), self.result_codec)
 
@@ -246,8 +299,8 @@ def reduce_shard(
     return Result(data, mean.sub_(read_result(shards, shard, data, free)[0]))
 
 
-def read_result(shards: Shards, shard: int, data: bytes, free: Tensor) -> tuple[Tensor, tuple[int, ...]]:
-    """The mean of a shard, and the replicas that the checks left out of it; raises ``CodecError``."""
+def left_out_of(data: bytes) -> tuple[memoryview, tuple[int, ...]]:
+    """The encoded mean of a shard's result, and the replicas that the checks left out of it; raises ``CodecError``."""
     if len(data) < _COUNT.size:
         raise CodecError(f"{len(data)} bytes hold no result")
     (count,) = _COUNT.unpack_from(data)
@@ -257,7 +310,32 @@ def read_result(shards: Shards, shard: int, data: bytes, free: Tensor) -> tuple[
     left_out = tuple(int(_REPLICA.unpack_from(data, at)[0]) for at in range(_COUNT.size, ends, _REPLICA.size))
     if list(left_out) != sorted({*left_out}) or any(replica >= MAX_REPLICAS for replica in left_out):
         raise CodecError("the replicas that a result leaves out are not in order")
-    return shards.decode_result(data[ends:], shard).masked_fill_(free, 0.0), left_out
+    return memoryview(data)[ends:], left_out
+
+
+def read_result(shards: Shards, shard: int, data: bytes, free: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The mean of a shard, and the replicas that the checks left out of it; raises ``CodecError``."""
+    encoded, left_out = left_out_of(data)
+    return shards.decode_result(encoded, shard).masked_fill_(free, 0.0), left_out
+
+
+def check_result(shards: Shards, shard: int, data: bytes) -> None:
+    """See that ``read_result`` takes it; raises ``CodecError``."""
+    decode_parts(left_out_of(data)[0], shards.length(shard), shards.result_codec)
+
+
+def results_in_parts(shards: Shards, results: Mapping[int, bytes]) -> tuple[Parts, tuple[int, ...]]:
+    """The mean of all shards, by their names, in parts, what lies between parameters included; and who was left out of any.
+
+    Raises:
+        CodecError: as ``read_result``.
+    """
+    means, odd = [], set[int]()
+    for place, (_, data) in enumerate(sorted(results.items())):
+        encoded, left_out = left_out_of(data)
+        means.append(decode_parts(encoded, shards.length(place), shards.result_codec))
+        odd.update(left_out)
+    return shards.joined(means), tuple(sorted(odd))
 
 
 def result_limit(shards: Shards, shard: int) -> int:

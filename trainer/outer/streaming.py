@@ -18,9 +18,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from trainer.codecs import Codec, CodecName, decode, encode, encoded_size
+from trainer.codecs import Codec, CodecName, Parts, decode, encode, encoded_size
 from trainer.outer.checks import PLAIN, Combining
-from trainer.outer.method import Contribution, FromContributions, Layout, Local, OuterState, nesterov
+from trainer.outer.method import Contribution, FromContributions, Layout, Local, OuterState, alone_step, nesterov
 from trainer.outer.shards import Shards
 from trainer.stage.short import ShortValues
 from trainer.stage.storage import Slot
@@ -55,7 +55,7 @@ class Streaming(FromContributions):
 
     def fresh(self, state: OuterState) -> Local:
         """As ``OuterMethod.fresh``."""
-        return {PARAMETERS: state.anchor.clone()}
+        return {PARAMETERS: state.anchor.to(torch.float32, copy=True)}
 
     def start(self, state: OuterState, local: Local, round_index: int) -> Tensor:
         """As ``OuterMethod.start``: the replica's own parameters, mixed where the round before exchanged."""
@@ -67,7 +67,7 @@ class Streaming(FromContributions):
         """A replica's parameters after the outer step of a round became known to it, at once or some steps later."""
         merged = parameters.clone()
         for span in self.fragment(round_index):
-            merged[span] = merged[span].mul_(self.mixing).add_(anchor[span].mul(1 - self.mixing))
+            merged[span] = merged[span].mul_(self.mixing).add_(anchor[span].float().mul(1 - self.mixing))
         return merged
 
     def contribution(
@@ -101,14 +101,14 @@ class Streaming(FromContributions):
         return update.masked_fill_(self.free(round_index), 0.0)
 
     def step(
-        self, state: OuterState, mean: Tensor, left_out: tuple[int, ...], round_index: int, alone: bool = False
+        self, state: OuterState, mean: Tensor | Parts, left_out: tuple[int, ...], round_index: int, alone: bool = False
     ) -> OuterState:
         """As ``OuterMethod.step``."""
         spans = self.fragment(round_index)
-        if alone:
-            moved = _gather(state.anchor, spans).sub_(mean)
-            return OuterState(_scatter(state.anchor, spans, moved), state.momentum, left_out)
         anchor, momentum = (_gather(vector, spans) for vector in (state.anchor, state.momentum))
+        if alone:
+            moved = alone_step(anchor, momentum, mean, round_index)
+            return OuterState(_scatter(state.anchor, spans, moved), state.momentum, left_out)
         part = nesterov(anchor, momentum, mean, self.learning_rate, self.momentum, round_index)
         return OuterState(_scatter(state.anchor, spans, part[0]), _scatter(state.momentum, spans, part[1]), left_out)
 

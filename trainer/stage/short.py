@@ -36,7 +36,7 @@ class ShortValues:
     """Parameters ``[n]``, said by ``base`` alone, or by the way from there.
 
     Attributes:
-        base: flat ``[n]`` float32 in main memory, which nobody may change.
+        base: flat ``[n]`` float32 or, where that says all of it, bf16, in main memory; nobody may change it.
         codes: ``[n]`` int8; None: the parameters are ``base``. units: ``[n / 64]`` bf16.
     """
 
@@ -46,7 +46,7 @@ class ShortValues:
 
     def part(self, span: slice) -> Tensor:
         """Some of the parameters as float32, whole blocks of them."""
-        base = self.base[span]
+        base = self.base[span].float()
         if self.codes is None or self.units is None:
             return base
         units = self.units[span.start // BLOCK : span.stop // BLOCK].float()
@@ -61,13 +61,23 @@ class ShortValues:
         return ((span, self.part(span)) for span in spans(self.base.numel()))
 
     def values(self) -> Tensor:
-        """All of them: ``base`` itself where they are that."""
+        """All of them, float32: ``base`` itself where they are that."""
         if self.codes is None:
-            return self.base
-        found = torch.empty_like(self.base)
+            return self.base.float()
+        found = torch.empty(self.base.numel())
         for span in spans(found.numel()):
             found[span] = self.part(span)
         return found
+
+
+def narrow(values: Tensor) -> Tensor:
+    """``values`` ``[n]`` float32 as bf16 where their lower 16 bits are all zero, so that nothing is lost; else as they are."""
+    if values.dtype != torch.float32:
+        return values
+    if any(bool(values[span].view(torch.int32).bitwise_and(_LOW).any()) for span in spans(values.numel())):
+        return values
+    # Little-endian, as what trains is.
+    return values.view(torch.int16)[1::2].contiguous().view(torch.bfloat16)
 
 
 def in_main_memory(parameters: Tensor | ShortValues) -> Iterator[tuple[slice, Tensor]]:

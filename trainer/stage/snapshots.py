@@ -24,7 +24,7 @@ class SnapshotKeeper:
     def give_back(self, states: Iterable[StageState]) -> None:
         """Take states that nobody reads any more; their memory becomes that of later ones."""
         # Those of one round are as many as the next one needs. What short ones are said from is the round's own.
-        given = [state.without_base() for state in states]
+        given = [state.moments_alone() for state in states]
         self._free = given or self._free
 
     def digest(self, state: StageState) -> Future[str]:

@@ -46,7 +46,7 @@ from trainer.stage.muon import direction
 from trainer.stage.precision import compute_wide, computing, scaled
 from trainer.stage.quantized import QuantizedMatrix, hold, matrices, quantized, takes
 from trainer.stage.recompute import recompute_layers, summed_in_parts
-from trainer.stage.short import ShortValues
+from trainer.stage.short import ShortValues, spans
 from trainer.stage.split_backward import LateWeights
 from trainer.stage.storage import (
     ALIGNMENT,
@@ -85,8 +85,27 @@ class StageState:
         return self.said.values() if isinstance(self.said, ShortValues) else joined(self.said)
 
     def without_base(self) -> "StageState":
-        """Where it is said in short, the moments alone, to take their memory: what it is said from is let go."""
+        """Where it is said in short, without what it is said from, which is let go."""
+        return (
+            replace(self, said=replace(self.said, base=torch.empty(0))) if isinstance(self.said, ShortValues) else self
+        )
+
+    def moments_alone(self) -> "StageState":
+        """Where it is said in short, the moments, to take their memory: how it is said is let go."""
         return replace(self, said=ShortValues(torch.empty(0))) if isinstance(self.said, ShortValues) else self
+
+    def without_moments(self) -> "StageState":
+        """The same with moments of no length, whose memory is let go."""
+        return replace(self, first_moment=torch.empty(0), second_moment=torch.empty(0))
+
+    def values_digest(self) -> str:
+        """``values_digest`` of the parameters, of which no vector is made where they are said in short."""
+        if not isinstance(self.said, ShortValues):
+            return values_digest(self.values())
+        hasher = hashlib.sha256()
+        for part in self.said.parts():
+            hasher.update(bytes_of(part))
+        return hasher.hexdigest()
 
     def digest(self) -> str:
         """SHA-256 over all of it."""
@@ -101,7 +120,7 @@ class Stage:
     """Layers of a model with their training state.
 
     ``parameters``, ``gradients`` and the moments are flat vectors on ``device``, as ``storage`` keeps them; ``slots`` says where
-    each of the ``size`` values of named parameters lies.
+    each of the ``size`` values of named parameters lies. ``lean``: whether it is kept so (``TrainingSpec.memory``).
     """
 
     def __init__(
@@ -135,12 +154,12 @@ class Stage:
             keep_embedding(self.module)
         self.slots = _slots(self.module, cut, training)
         size = self.size = self.slots[-1].start + _padded(self.slots[-1].count)
-        self._lean = training.memory == "lean"
+        self.lean = training.memory == "lean"
         self._short: ShortValues | None = None
         self._learnt: list[tuple[Slot, nn.Parameter]] = []
-        self._keep(LeanStorage(self.slots, size, self.device) if self._lean else Float32Storage(size, self.device))
+        self._keep(LeanStorage(self.slots, size, self.device) if self.lean else Float32Storage(size, self.device))
         self.adam_steps = 0
-        self._decay = torch.zeros(0 if self._lean else size, device=self.device)
+        self._decay = torch.zeros(0 if self.lean else size, device=self.device)
         given = initialise or (runs and not all(value.requires_grad for value in self.module.parameters()))
         values: Mapping[str, Tensor] = {}
         if given and beside is None:
@@ -197,11 +216,11 @@ class Stage:
             parameter.grad = self.gradients[span].view(slot.shape)
             setattr(owners[owner], leaf, parameter)
             self._learnt.append((slot, parameter))
-            if len(slot.shape) > 1 and not self._lean:
+            if len(slot.shape) > 1 and not self.lean:
                 self._decay[span] = self.training.weight_decay  # Norms and biases are not decayed.
         if runs:
             self.module.to(self.device, non_blocking=True).train()
-        if self._lean:
+        if self.lean:
             compute_wide(self.module)
 
     def _bind_frozen(
@@ -242,21 +261,25 @@ class Stage:
         """The same, as they are said: no vector is made of what is said in short."""
         return self._short or self.storage.values()
 
+    def forget_said(self) -> None:
+        """Say it in short no more: what that takes in main memory is let go."""
+        self._short = None
+
     def load(self, values: Tensor) -> None:
-        """Set all parameters from ``[size]`` float32; gradients begin at zero. A lean stage goes on to read ``values``."""
+        """Set all parameters from ``[size]``, float32 or bf16; gradients begin at zero. A lean stage goes on to read them."""
         self._load(ShortValues(values))
 
     def _load(self, values: ShortValues) -> None:
         for _, part in self._slot_parts():
             self.storage.load(part, to_device(values.part(part), self.device))
-        self._short = values if self._lean and values.base.device.type == "cpu" else None
+        self._short = values if self.lean and values.base.device.type == "cpu" else None
         self.gradients.zero_()
 
     def shorten(self, anchor: Tensor) -> None:
         """At the end of a segment: round a lean stage to what is said in short (``trainer.stage.short``).
 
         Args:
-            anchor: that the round began with, flat ``[size]`` float32 in main memory; nobody may change it any more.
+            anchor: that the round began with, flat ``[size]`` float32 or bf16 in main memory; nobody may change it any more.
         """
         if not isinstance(self.storage, LeanStorage):
             return
@@ -264,7 +287,8 @@ class Stage:
         units = torch.empty(self.size // ALIGNMENT, dtype=torch.bfloat16)
         leaving: deque[tuple[slice, HostCopy, HostCopy]] = deque()
         for slot, part in self._slot_parts():
-            code, unit = self.storage.shorten(slot, part, to_device(anchor[part], self.device), self.adam_steps)
+            base = to_device(anchor[part], self.device).float()
+            code, unit = self.storage.shorten(slot, part, base, self.adam_steps)
             leaving.append((part, HostCopy(code), HostCopy(unit)))
             if len(leaving) > 1:
                 _arrive(codes, units, *leaving.popleft())
@@ -319,7 +343,7 @@ class Stage:
 
     def _measured(self, inputs: Tensor, positions: Tensor | None, measure: Callable[[Tensor, slice], Tensor]) -> Tensor:
         """The sum of what ``measure`` makes of logits, and of their places among all; a lean stage never holds all at once."""
-        if not self._lean:
+        if not self.lean:
             return measure(self.forward(inputs, positions), slice(None))
         with computing(self.training, self.device):
             hidden = hidden_states(
@@ -359,7 +383,7 @@ class Stage:
             )
         self.adam_steps += 1
         self._short = None
-        if not self._lean:
+        if not self.lean:
             self.decay_parameters(learning_rate)
         adamw = AdamW.of(self.adam_steps, learning_rate, self.training.weight_decay, self.device)
         for slot, span in self._adam_parts():
@@ -367,7 +391,7 @@ class Stage:
         for slot in self._muon_slots:
             span = slice(slot.start, slot.start + _padded(slot.count))
             part = self.storage.read(slot, span)
-            if self._lean:
+            if self.lean:
                 adamw.decay(slot, part)
             values, gradient, momentum = (
                 vector[: slot.count].view(slot.shape) for vector in (part.values, part.gradients, part.first)
@@ -378,14 +402,14 @@ class Stage:
 
     def _adam_parts(self) -> Iterator[tuple[Slot | None, slice]]:
         """What AdamW goes over; what is kept lean parameter by parameter, of which each is converted in its own way."""
-        if not self._lean:
+        if not self.lean:
             yield from ((None, part) for span in self._adam_spans for part in self.parts(span))
             return
         yield from ((slot, part) for slot, part in self._slot_parts() if not slot.orthogonal)
 
     def parts(self, span: slice) -> Iterator[slice]:
         """A span of the vectors in parts of which several stay in a processor's cache; a GPU takes it whole, or large parts."""
-        most = LEAN_PART if self._lean else max(1, span.stop - span.start)
+        most = LEAN_PART if self.lean else max(1, span.stop - span.start)
         if self.device.type == "cpu":
             most = CACHED
         for start in range(span.start, span.stop, most):
@@ -433,7 +457,7 @@ class Stage:
     def state_of(
         self, values: Tensor, first: Tensor | None = None, second: Tensor | None = None, adam_steps: int = 0
     ) -> StageState:
-        """The state of a stage with such parameters (``[size]`` float32) and moments (as a state has them; None: zero).
+        """The state of a stage with such parameters, ``[size]``, float32 or bf16, and moments (as a state has them; None: zero).
 
         Raises:
             CodecError: no stage keeps such moments.
@@ -445,7 +469,7 @@ class Stage:
                 raise CodecError(f"a moment of {vector.numel():,} {vector.dtype}, this stage has {length:,} {dtype}")
             found.append(vector)
         check_moments(self.layout, *found)
-        said = ShortValues(values) if self._lean else values.clone()
+        said = ShortValues(values) if self.lean else values.clone()
         return StageState(said, found[0], found[1], adam_steps)
 
     def decoded(self, state: StageState) -> tuple[Tensor, Tensor, Tensor]:
@@ -455,7 +479,7 @@ class Stage:
     @property
     def makes_room(self) -> bool:
         """Whether another stage takes this one's place while a segment runs again: a lean card has no room for two."""
-        return self._lean and self.device.type != "cpu"
+        return self.lean and self.device.type != "cpu"
 
     @contextmanager
     def away(self) -> Iterator[None]:
@@ -500,7 +524,7 @@ class Stage:
         """
         said = state.said
         if isinstance(said, ShortValues):
-            if not self._lean or said.base.numel() != self.size:
+            if not self.lean or said.base.numel() != self.size:
                 raise CodecError(f"a lean state of {said.base.numel():,} values for a stage of {self.size:,}")
             self._load(said)
         elif said.shape != self.parameters.shape or said.dtype != self.parameters.dtype:
@@ -520,9 +544,17 @@ def is_hidden_matrix(name: str, shape: Sequence[int]) -> bool:
 
 
 def vector_digest(vector: Tensor) -> str:
-    """SHA-256 of a flat float32 vector's little-endian bytes."""
+    """SHA-256 of a flat vector's little-endian bytes."""
     hasher = hashlib.sha256()
     _hash(hasher, vector)
+    return hasher.hexdigest()
+
+
+def values_digest(values: Tensor) -> str:
+    """SHA-256 of the little-endian float32 of a flat vector, whether they are kept so or as bf16."""
+    hasher = hashlib.sha256()
+    for span in spans(values.numel()):
+        hasher.update(bytes_of(values[span].float()))
     return hasher.hexdigest()
 
 

@@ -14,49 +14,60 @@ from safetensors import SafetensorError
 from torch import Tensor
 
 from trainer.errors import CodecError, WeightsError
-from trainer.files.tensors import TensorFile, file_in_pieces, tensors_in
+from trainer.files.tensors import Piece, TensorFile, file_in_pieces, parts_of, tensors_in, tensors_within
 from trainer.outer import OuterState
-from trainer.stage.short import spans
+from trainer.stage.short import narrow
 from trainer.stage.stage import Stage, StageState
 from trainer.stage.storage import Slot
 from trainer.transfer import fetched
 
 ANCHOR, MOMENTUM, ROUND = "anchor.", "momentum.", "round"
-_LOW = 0xFFFF  # The half of a float32 that 16 bits lack.
 STEPS, FIRST, SECOND = "adam_steps", "first_moment", "second_moment"
 
 
 def write_checkpoint(state: OuterState, slots: Sequence[Slot], next_round: int) -> bytes:
     """A stage's checkpoint; ``next_round`` is the round that begins with this state."""
-    return b"".join(checkpoint_pieces(state, slots, next_round))
+    return b"".join(parts_of(checkpoint_pieces(state, slots, next_round)))
 
 
-def checkpoint_pieces(state: OuterState, slots: Sequence[Slot], next_round: int) -> list[memoryview]:
+def checkpoint_pieces(state: OuterState, slots: Sequence[Slot], next_round: int) -> list[Piece]:
     """The same in pieces, most of them the memory of ``state``."""
     tensors: dict[str, Tensor | bytes] = {ROUND: torch.tensor([next_round])}
     for slot in slots:
         span = slice(slot.start, slot.start + slot.count)
-        tensors[ANCHOR + slot.name] = upper_half(state.anchor[span]).view(slot.shape)
+        upper = narrow(state.anchor[span])
+        kept = upper.view(torch.int16) if upper.dtype == torch.bfloat16 else upper
+        tensors[ANCHOR + slot.name] = kept.view(slot.shape)
         tensors[MOMENTUM + slot.name] = state.momentum[span].view(slot.shape)
     return file_in_pieces(tensors)
 
 
 def read_checkpoint(
-    data: bytes | bytearray | memoryview, slots: Sequence[Slot], size: int, momentum: torch.dtype | None = torch.float32
+    data: bytes | bytearray | memoryview,
+    slots: Sequence[Slot],
+    size: int,
+    momentum: torch.dtype | None = torch.float32,
+    *,
+    lean: bool = False,
 ) -> tuple[OuterState, int]:
     """The state of a stage, flat ``[size]``, and the round that begins with it.
 
     Args:
         momentum: its type (``momentum_type``); None: it is left out.
+        lean: an anchor of 16 bits stays so.
 
     Raises:
         WeightsError: broken, of another stage or shape, or not finite.
     """
     tensors = _opened(data, "checkpoint is")
-    state = OuterState(torch.zeros(size), torch.zeros(0 if momentum is None else size, dtype=momentum))
+    kept = torch.bfloat16 if lean else torch.float32
+    state = OuterState(torch.zeros(size, dtype=kept), torch.zeros(0 if momentum is None else size, dtype=momentum))
     for slot in slots:
         span = slice(slot.start, slot.start + slot.count)
-        state.anchor[span] = _anchor(tensors, ANCHOR + slot.name, slot.shape)
+        values = _anchor(tensors, ANCHOR + slot.name, slot.shape)
+        if values.dtype == torch.float32:
+            state.anchor = state.anchor.float()
+        state.anchor[span] = values
         if momentum is not None:
             state.momentum[span] = _checked(tensors, MOMENTUM + slot.name, slot.shape, momentum)
     number = _number(tensors, ROUND)
@@ -65,23 +76,15 @@ def read_checkpoint(
     return state, number
 
 
-def upper_half(values: Tensor) -> Tensor:
-    """``values`` ``[n]`` float32 as the upper 16 bits of each, int16, where the lower ones are all zero; else as they are."""
-    if any(bool(values[span].view(torch.int32).bitwise_and(_LOW).any()) for span in spans(values.numel())):
-        return values
-    return values.view(torch.int16)[1::2].contiguous()  # The format is little-endian, and so is what trains.
-
-
 def _anchor(tensors: "_Opened", name: str, shape: tuple[int, ...]) -> Tensor:
-    """Float32 ``[n]``; raises as ``_checked``."""
+    """``[n]``, float32 or bf16 as it was written; raises as ``_checked``."""
     value = tensors.get(name)
     if value is None or value.dtype != torch.int16 or tuple(value.shape) != shape:
         return _checked(tensors, name, shape)
-    whole = value.reshape(-1).to(torch.int32).bitwise_left_shift_(16).view(torch.float32)
-    return _finite(whole, name)
+    return _finite(value.reshape(-1).view(torch.bfloat16), name)
 
 
-def moments_pieces(of: Stage | StageState, next_round: int) -> list[memoryview]:
+def moments_pieces(of: Stage | StageState, next_round: int) -> list[Piece]:
     """The moments of a seat's optimizer, as its stage keeps them; ``next_round`` is the round that begins with them."""
     return file_in_pieces(
         {
@@ -95,21 +98,28 @@ def moments_pieces(of: Stage | StageState, next_round: int) -> list[memoryview]:
 
 def write_moments(of: Stage | StageState, next_round: int) -> bytes:
     """The same in one piece."""
-    return b"".join(moments_pieces(of, next_round))
+    return b"".join(parts_of(moments_pieces(of, next_round)))
 
 
 def read_moments(
-    data: bytes | bytearray | memoryview, stage: Stage, values: Tensor, round_index: int, *, signed: bool = False
+    data: bytes | bytearray | memoryview,
+    stage: Stage,
+    values: Tensor,
+    round_index: int,
+    *,
+    signed: bool = False,
+    within: bool = False,
 ) -> StageState:
-    """The state of a seat that begins ``round_index`` with such parameters, ``[size]`` float32.
+    """The state of a seat that begins ``round_index`` with such parameters, ``[size]``, as ``Stage.state_of`` takes them.
 
     Args:
         signed: its second moments may be negative.
+        within: the state is to be the memory of ``data``, a bytearray that nobody changes any more.
 
     Raises:
         WeightsError: broken, of another round or size, or not finite.
     """
-    tensors = _opened(data, "moments are")
+    tensors = _opened(data, "moments are", within=within)
     of_round, steps = _number(tensors, ROUND), _number(tensors, STEPS)
     if of_round is None or steps is None:
         raise WeightsError("wrong-shape", "the moments do not say of which round they are")
@@ -141,8 +151,10 @@ class _Opened:
             raise _broken(self._what, error) from error
 
 
-def _opened(data: bytes | bytearray | memoryview, what: str) -> _Opened:
+def _opened(data: bytes | bytearray | memoryview, what: str, *, within: bool = False) -> _Opened:
     try:
+        if within and isinstance(data, bytearray):
+            return _Opened(tensors_within(data), what)
         return _Opened(tensors_in(data), what)
     except SafetensorError as error:
         raise _broken(what, error) from error

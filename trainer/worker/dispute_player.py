@@ -6,6 +6,7 @@ trace of its operations, and once more up to an operation for that operation's i
 
 import hashlib
 from collections.abc import Collection
+from dataclasses import replace
 from functools import cached_property
 
 from common.untrusted_text import untrusted
@@ -44,13 +45,15 @@ Answer = StateAnswer | TraceAnswer | OperationAnswer | InputsAnswer
 class DisputePlayer:
     """One side of one dispute."""
 
-    def __init__(self, auditor: OpeningReplayer, replay: ReplayStep, opening: bytes) -> None:
+    def __init__(self, auditor: OpeningReplayer, replay: ReplayStep, opening: bytes | bytearray) -> None:
         """Play from an opening; raises OpeningError where it does not belong to the commitment."""
         self._auditor = auditor
         self._replay = replay
         self._stage = auditor.stage_of(replay)
         self._stage.aside = None  # A trace is of one thread.
-        self._opened, _ = auditor.open(replay, opening, self._stage)
+        opened, _ = auditor.open(replay, opening, self._stage)
+        # A trace reads anchors as float32, whatever they are kept as.
+        self._opened = replace(opened, anchor=None if opened.anchor is None else opened.anchor.float())
         self._traces: dict[int, MerkleTree] = {}
         self._leaves: dict[int, list[bytes]] = {}
 
@@ -160,7 +163,9 @@ def traced(rerun: Rerun, stage: Stage, step: int, tracer: Tracer) -> list[bytes]
     return tracer.leaves
 
 
-def record_again(auditor: OpeningReplayer, replay: ReplayStep, opening: bytes, step: int, index: int) -> bytes:
+def record_again(
+    auditor: OpeningReplayer, replay: ReplayStep, opening: bytes | bytearray, step: int, index: int
+) -> bytes:
     """Leaf ``index`` of the trace of a step, for a judge who has to see what belongs there.
 
     Raises:

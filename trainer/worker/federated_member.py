@@ -46,6 +46,7 @@ from trainer.audit.step_leaves import RoundTrace
 from trainer.data.data import Windows
 from trainer.data.examples import OwnExamples
 from trainer.errors import RoundError
+from trainer.files.tensors import Piece
 from trainer.outer import OuterState
 from trainer.outer.audit import Shown
 from trainer.outer.inner_update import update
@@ -222,7 +223,7 @@ class FederatedMember(StageMember):
         """That of the contribution alone."""
         return made.bound
 
-    def own_pieces(self) -> list[memoryview]:
+    def own_pieces(self) -> list[Piece]:
         """Nothing: the optimizer's moments are of the data. Whoever comes back begins with moments of zero."""
         return []
 

@@ -27,6 +27,7 @@ from protocol.task import (
 )
 from protocol.worker import RecordRecall, TensorName
 from trainer.errors import AbandonedError
+from trainer.worker.arriving_state import ArrivingState
 
 Found = TypeVar("Found")
 RoundKey = tuple[int, int]
@@ -44,14 +45,22 @@ class PartsHeld:
 
 @dataclass(frozen=True)
 class ReturnedRecord:
-    """The parts that a recalled round is opened from; None: the agent's disk has lost them. Who serves it empties ``parts``."""
+    """The parts that a recalled round is opened from; None: the agent's disk has lost them. Who serves it empties ``parts``.
+
+    ``state``: what the round began with, where that has come.
+    """
 
     recall: RecordRecall
     parts: dict[str, bytearray] | None
+    state: ArrivingState | None = None
 
 
 Order = BeginRound | ReduceRound | ApplyRound | AbandonRound
 Work = Order | PartsHeld
+
+
+Waiting = tuple[Audit | ReturnedRecord, bytes | bytearray, bytes]
+"""What waits to be served: an audit with its opening, which is used up, and an anchor; or what some wait for."""
 
 
 class Held(NamedTuple):
@@ -74,12 +83,12 @@ MAX_ROUNDS_AHEAD = 1  # A neighbour may have begun the next round before our own
 class WorkerInbox:
     """Thread-safe store of everything that was received and not yet used."""
 
-    def __init__(self, serve_audit: Callable[[Audit | ReturnedRecord, bytes, bytes], None]) -> None:
+    def __init__(self, serve_audit: Callable[[Audit | ReturnedRecord, bytes | bytearray, bytes], None]) -> None:
         """``serve_audit`` is called in the computing thread, for what audits waited for, too."""
         self._serve_audit = serve_audit
         self._changed = threading.Condition()
         self._orders: deque[tuple[Order, bytearray, int]] = deque()
-        self._audits: deque[tuple[Audit | ReturnedRecord, bytes, bytes]] = deque()
+        self._audits: deque[Waiting] = deque()
         self._payloads: dict[TensorName, bytes] = {}
         self._held: dict[RoundKey, dict[Held, tuple[str, bytes]]] = {}
         self._expected: dict[int, Mapping[Held, str]] = {}
@@ -110,7 +119,7 @@ class WorkerInbox:
                 self._given_up = max(self._given_up, (command.epoch, command.round))
             self._changed.notify_all()
 
-    def audit(self, command: Audit, payload: bytes, anchor: bytes = b"") -> bool:
+    def audit(self, command: Audit, payload: bytes | bytearray, anchor: bytes = b"") -> bool:
         """Queue an audit, with its opening and the anchor of that; False where too many wait already, or this one does."""
         with self._changed:
             if len(self._audits) >= MAX_WAITING_AUDITS or any(command == waiting for waiting, _, _ in self._audits):
@@ -215,6 +224,16 @@ class WorkerInbox:
                 audit = self._audits.popleft()
             self._serve_audit(*audit)
 
+    def serve_returned(self) -> bool:
+        """Wait for what audits wait for, and serve that alone; False where the worker ends first."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._returned() is not None)
+            if (back := self._returned()) is None:
+                return False
+            self._audits.remove(back)
+        self._serve_audit(*back)
+        return True
+
     def has(self, name: TensorName) -> bool:
         """Whether ``take`` would not wait."""
         with self._changed:
@@ -309,6 +328,9 @@ class WorkerInbox:
 
     def _complete_shard(self) -> int | None:
         return next((shard for shard, wanted in self._expected.items() if self._complete(wanted)), None)
+
+    def _returned(self) -> Waiting | None:
+        return next((waiting for waiting in self._audits if isinstance(waiting[0], ReturnedRecord)), None)
 
     def _fits(self, epoch: int, round_index: int, size: int) -> bool:
         if (epoch, round_index) < self._current or self._waiting_bytes + size > MAX_WAITING_BYTES:

@@ -26,7 +26,7 @@ import msgspec
 from torch import Tensor
 
 from protocol.audit import StepLeaf, state_interval
-from protocol.boundary import Kind, crossings, position_of
+from protocol.boundary import crossings, position_of
 from protocol.job.job import TOGETHER, JobSpec
 from protocol.job.sharding import shard_count
 from protocol.models.boundary_bytes import longest_payload, recorded_bytes
@@ -52,6 +52,7 @@ from trainer.codecs.envelope import unwrap, wrap
 from trainer.data.data import Windows, heldout_parts
 from trainer.data.folder import JobFiles
 from trainer.errors import AbandonedError, CodecError, RoundEndedError, RoundError, WeightsError
+from trainer.files.tensors import Piece, parts_of
 from trainer.malloc_trim import trim
 from trainer.outer import Local, OuterState, local_digest, momentum_type, outer_method
 from trainer.outer.audit import Shown, contribution_name, outer_step, outer_step_of_results
@@ -66,6 +67,7 @@ from trainer.stage.steps import Recorder, accumulate, digests, heldout_loss
 from trainer.transfer import fetched
 from trainer.worker.checkpoint import checkpoint_pieces, moments_pieces, read_checkpoint, read_moments
 from trainer.worker.inbox import PartsHeld, RoundKey, Work, WorkerInbox
+from trainer.worker.live_boundary import LiveBoundary
 from trainer.worker.opening_service import OpeningService
 from trainer.worker.outbox import WorkerOutbox
 from trainer.worker.sharding import ShardExchange
@@ -75,55 +77,6 @@ LOG = logging.getLogger("cottage.worker")
 
 END_MARK = b"\x01"  # A payload holds at least a byte.
 LONG_ROUND_S = 2.0  # Memory is given back after it: for shorter ones the page faults would take more than a percent.
-
-
-@dataclass
-class LiveBoundary:
-    """Payloads of one step through the agent. ``may_end``: the stage before may say that there is no such step."""
-
-    inbox: WorkerInbox
-    outbox: WorkerOutbox
-    key: RoundKey
-    step: int
-    stage: int
-    replica: int
-    validation: bool = False
-    peers: tuple[int, ...] = ()
-    may_end: bool = False
-    wrapped: frozenset[Kind] = frozenset()
-    """Kinds that cross in zstd envelopes, of which at most ``limit`` bytes are unpacked."""
-    limit: int = 0
-
-    def arrived(self, kind: Kind, micro: int) -> bool:
-        """As ``Boundary.arrived``."""
-        return self.inbox.has(self._name(kind, micro))
-
-    def receive(self, kind: Kind, micro: int) -> bytes:
-        """As ``Boundary.receive``; raises ``RoundEndedError`` where the step does not take place."""
-        name = self._name(kind, micro)
-        if self.may_end and kind == "activation" and micro == 0:
-            end = TensorName("end", *self.key, self.step, 0)
-            if self.inbox.first_of(end, name) == end:
-                raise RoundEndedError(f"the round ended before step {self.step}")
-        data = self.inbox.take(name)
-        return unwrap(data, self.limit) if kind in self.wrapped else data
-
-    def send(self, kind: Kind, micro: int, payload: bytes, naive: int) -> None:
-        """As ``Boundary.send``."""
-        if kind == "exchange":
-            wrapped = wrap(payload)
-            for peer in self.peers:
-                self.outbox.put(PeerSend(self.stage, peer, self._name(kind, micro), naive), wrapped)
-            return
-        to = self.stage + 1 if kind == "activation" else self.stage - 1
-        crossing = wrap(payload) if kind in self.wrapped else payload
-        self.outbox.put(PeerSend(to, self.replica, self._name(kind, micro), naive), crossing)
-
-    def _name(self, kind: Kind, micro: int) -> TensorName:
-        if kind == "behind" or kind == "ahead":
-            raise RoundError(f"entries of the cache {kind} a stage never cross its boundary")
-        epoch, round_index = self.key
-        return TensorName("validation" if self.validation else kind, epoch, round_index, self.step, micro)
 
 
 @dataclass(frozen=True)
@@ -210,7 +163,7 @@ class StageMember:
             return
         try:
             data = unwrap(data, self._method.limit(name.round))
-            self._method.decode_update(data, name.round)
+            self._method.check_update(data, name.round)
         except CodecError:
             return  # Not held: the coordinator learns from our RoundHolding that this replica cannot contribute.
         key = (name.epoch, name.round)
@@ -258,7 +211,7 @@ class StageMember:
         trace.bind(made.bound, carried, made_after(self._training, len(trace.leaves)))
         return trace.tree().root.hex()
 
-    def own_pieces(self) -> list[memoryview]:
+    def own_pieces(self) -> list[Piece]:
         """What the agent keeps of this seat beside the state that all replicas share."""
         return moments_pieces(self.stage, self._anchor_round)
 
@@ -332,17 +285,18 @@ class StageMember:
         """Begin anew from a state, and the moments from byte ``split`` on."""
         with memoryview(payload) as view, view[: split or len(view)] as state, view[len(state) :] as own:
             kept = self.stage.slots, self.stage.size, momentum_type(self._training)
-            self._outer, self._anchor_round = read_checkpoint(state, *kept)
+            self._outer, self._anchor_round = read_checkpoint(state, *kept, lean=self.stage.lean)
             self.openings.initial = None  # The agent has it.
             self._local = self._method.fresh(self._outer)
-            self._load(self._method.start(self._outer, self._local, self._anchor_round))
+            begun = self._method.start(self._outer, self._local, self._anchor_round)
+            self._load(begun)
             self.stage.reset_moments()
-            self._start = self._moments(own) if own else None
+            self._start = self._moments(own, begun) if own else None
 
-    def _moments(self, data: memoryview) -> StageState | None:
+    def _moments(self, data: memoryview, begun: Tensor) -> StageState | None:
         """Those of who held this seat before; they begin at zero where that left something unusable."""
         try:
-            return read_moments(data, self.stage, fetched(self.stage.values()), self._anchor_round)
+            return read_moments(data, self.stage, begun, self._anchor_round)
         except WeightsError as error:
             LOG.warning("the optimizer's moments begin at zero: %s", error)
             return None
@@ -470,6 +424,7 @@ class StageMember:
     ) -> None:
         if len(trace.leaves) % trace.segment:
             self.stage.shorten(trace.anchor)
+        self.openings.settle()  # Before the stage is hashed: for what comes back it may have to make room.
         trace.after_steps(self.stage, self._keeper)
         made = early or self.made(command, trace)
         if (
@@ -479,7 +434,7 @@ class StageMember:
         local = made.local
         carried, root = local_digest(local), self.root(trace, made)
         digest = contribution_digest(made.pieces)
-        self._keeper.give_back(self.openings.keep(key, trace, command.total_steps, self._position))
+        self._take_back(self.openings.keep(key, trace, command.total_steps, self._position))
         tokens = len(trace.leaves) * self._training.batch * self._training.sequence
         operations = self.stage.operations_per_token * tokens
         self._pending, steps = local, len(trace.leaves)
@@ -489,6 +444,8 @@ class StageMember:
         self.say(msgspec.structs.replace(done, unclipped=made.unclipped, heldout=made.heldout))
         if early is None:
             self._send_contribution(command, key, made, len(trace.leaves))
+        if self.stage.makes_room:  # The next round begins elsewhere; of this one the moments alone are wanted.
+            self._load(trace.anchor)
         self._report_holding()
 
     def _contribute(self, command: BeginRound, key: RoundKey, trace: RoundTrace) -> Made:
@@ -547,9 +504,11 @@ class StageMember:
         self.openings.settle()
         if not command.results:
             given = self._inbox.contributions(command.contributors)
+            self._go_on(command)
             after, record = outer_step(self._method, self.stage, self._outer, given, number, command.weights)
             return after, record, {contribution_name(replica): data for replica, data in given.items()}
         agreed = self._shards.agreed(command)
+        self._go_on(command)
         count = len(command.contributors)
         after, record = outer_step_of_results(self._method, self.stage, self._outer, agreed.results, number, count)
         return after, msgspec.structs.replace(record, reduced=agreed.reduced), agreed.shown
@@ -560,8 +519,8 @@ class StageMember:
         stored = None
         if command.checkpoint:
             hasher = hashlib.sha256()
-            for piece in state:
-                hasher.update(piece)
+            for part in parts_of(state):
+                hasher.update(part)
             stored = hasher.hexdigest()
         report = RoundApplied(command.epoch, command.round, self._outer.anchor_digest, stored, outer=self._outer_record)
         self._outbox.report(self._remember(report), *state, *self.own_pieces(), split=sum(map(len, state)))
@@ -586,9 +545,26 @@ class StageMember:
         if self._start is not None:
             self.stage.restore(self._start)
 
+    def _go_on(self, command: ApplyRound) -> None:
+        """All is here that the outer step takes: no way leads back into the round. Beside a card its memory is for that step."""
+        if self.stage.makes_room:
+            self._start = None
+            self._let_go((command.epoch, command.round + 1))
+
+    def make_way(self) -> None:
+        """Before an audit: beside a card drop what the agent has, as soon as nobody needs it here."""
+        epoch, number = self._inbox.current
+        if self.stage.makes_room:
+            self._let_go((epoch, number + 1 if RoundApplied in self._said else number))
+
     def _let_go(self, under_way: RoundKey) -> None:
         """Drop what the agent gives back when it is asked for; its memory is for the states of the round under way."""
-        self._keeper.give_back(self.openings.let_go(under_way))
+        self._take_back(self.openings.let_go(under_way))
+
+    def _take_back(self, unread: list[StageState]) -> None:
+        """Use memory of states again; beside a card it is let go until the next round begins."""
+        if not self.stage.makes_room:
+            self._keeper.give_back(unread)
 
     def _load(self, parameters: Tensor) -> None:
         self.stage.load(parameters)

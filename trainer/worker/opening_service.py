@@ -7,7 +7,7 @@ piece from what does not change any more.
 
 import hashlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -22,15 +22,16 @@ from protocol.boundary import Position, crossings
 from protocol.codec import encode as encode_message
 from protocol.task import LeafShown, OpenOuter, OpenStep, ReplayAcross, ReplayStep, ShowLeaf, StepOpened
 from protocol.worker import RecordKept, RecordPart, RecordRecall
-from trainer.audit.opening_file import SegmentEnd, write_opening
-from trainer.audit.replay import ending_of, state_before
+from trainer.audit.opening_file import PackedEnd, SegmentEnd, write_opening
+from trainer.audit.replay import ending_of, run_on, run_up_to, state_before
+from trainer.audit.shown_state import PackedState
 from trainer.audit.step_leaves import RoundTrace, made_after
 from trainer.data.folder import JobFiles
 from trainer.errors import RoundError
+from trainer.files.tensors import Piece, parts_of
 from trainer.outer import OuterState, outer_method
 from trainer.outer.audit import Shown, write_outer
 from trainer.stage.background import BackgroundWork
-from trainer.stage.short import ShortValues
 from trainer.stage.stage import Stage, StageState
 from trainer.worker.checkpoint import checkpoint_pieces
 from trainer.worker.inbox import Audit, RoundKey
@@ -53,6 +54,8 @@ class OpenableSteps:
     leaving: list[Future[None]] = field(default_factory=list)
     """Openings that show its states: done when they have left, or have failed."""
     gone: bool = False
+    lent: bool = False
+    """It has come back for one audit, which may use its states up."""
 
     @property
     def come_back_alike(self) -> bool:
@@ -86,6 +89,7 @@ class OpeningService:
     Attributes:
         records: whether each goes to the agent as well, before it is said to be done: see ``trainer.worker.round_record``.
         initial: what the job begins with, where the agent has to be told.
+        recalled: waits until what audits have asked back is here, and served.
     """
 
     def __init__(self, stage: Stage, files: JobFiles, replica: int, outbox: WorkerOutbox) -> None:
@@ -102,6 +106,7 @@ class OpeningService:
         self._leaving: set[Future[None]] = set()
         self.records = False
         self.initial: OuterState | None = None
+        self.recalled: Callable[[], None] = lambda: None
 
     def keep(self, key: RoundKey, trace: RoundTrace, total_steps: int, position: Position) -> list[StageState]:
         """Keep a round that was committed to; of those that make room for it, the states that nobody reads any more."""
@@ -187,7 +192,7 @@ class OpeningService:
             self._record(RecordPart(*key, "state"), pieces)
             self.initial = None
 
-    def _record(self, part: RecordPart, pieces: list[memoryview]) -> None:
+    def _record(self, part: RecordPart, pieces: Sequence[Piece]) -> None:
         """Hand a record over, without a copy of what it is made of."""
         size = sum(map(len, pieces))
         if size > MAX_KEPT_RECORD:
@@ -210,8 +215,10 @@ class OpeningService:
             self._outbox.report(StepOpened(command.audit, None, untrusted(error)))
             return
         trace = replace(trace, states={})  # What is shown of them is ``state``.
-        if not command.anchored and isinstance(state.said, ShortValues):  # Nor is a read-back anchor needed any more.
-            trace, state = replace(trace, anchor=_NOTHING), replace(state, said=replace(state.said, base=_NOTHING))
+        if not command.anchored and self._stage.lean:  # Nor is a read-back anchor needed any more.
+            trace = replace(trace, anchor=_NOTHING)
+            if isinstance(state, StageState):
+                state = state.without_base()
         made, micros = made_after(training, len(trace.leaves)), crossings(training)
         method = outer_method(training, self._stage.slots, self._stage.size)
         leaving = self._answer(
@@ -222,32 +229,49 @@ class OpeningService:
         )
         kept.leaving.append(leaving)
 
-    def _shown(self, kept: OpenableSteps, command: OpenStep) -> tuple[StageState, SegmentEnd | None]:
+    def _shown(
+        self, kept: OpenableSteps, command: OpenStep
+    ) -> tuple[StageState | PackedState, SegmentEnd | PackedEnd | None]:
         """The state before the segment that was drawn, and what the segment came to where that is asked for."""
         trace, stage = kept.trace, self._stage
         first, _ = segment(command.step, trace.segment, len(trace.leaves))
         if first in trace.states and not command.ending:
             return trace.states[first], None
         with stage.away():
-            return self._found_again(kept, command, first)
-
-    def _found_again(self, kept: OpenableSteps, command: OpenStep, first: int) -> tuple[StageState, SegmentEnd | None]:
-        """The same, by running the round again on a stage beside the member's own."""
-        trace, stage, files = kept.trace, self._stage, self._files
-        scratch = Stage(
-            files.config, stage.cut, stage.training, None, str(stage.device), initialise=False, beside=stage
-        )
-        again = (scratch, kept.position, files.train, self._replica, kept.total_steps)
-        state = state_before(trace, first, *again)
-        if state.digest() != trace.leaves[first].before:
-            raise RoundError(
-                f"step {first} of the round comes to another state than it did: it cannot be shown any more"
+            scratch = Stage(
+                self._files.config, stage.cut, stage.training, None, str(stage.device), initialise=False, beside=stage
             )
+            if stage.makes_room:
+                return self._packed_again(kept, command, first, scratch)
+            return self._found_again(kept, command, first, scratch)
+
+    def _found_again(
+        self, kept: OpenableSteps, command: OpenStep, first: int, scratch: Stage
+    ) -> tuple[StageState, SegmentEnd | None]:
+        """The same, by running the round again on a stage beside the member's own."""
+        trace = kept.trace
+        again = (scratch, kept.position, self._files.train, self._replica, kept.total_steps)
+        state = state_before(trace, first, *again)
+        _see_the_same(first, state.digest(), trace)
         if not command.ending:
             return state, None
         if first not in trace.states:  # It is the scratch stage's own, which goes on.
             state = scratch.state()
         return state, ending_of(trace, first, *again)
+
+    def _packed_again(
+        self, kept: OpenableSteps, command: OpenStep, first: int, scratch: Stage
+    ) -> tuple[PackedState, PackedEnd | None]:
+        """The same in the place of the member's own stage: what is shown leaves the card packed, a little at a time."""
+        trace = kept.trace
+        again = (scratch, kept.position, self._files.train, self._replica, kept.total_steps)
+        run_up_to(trace, first, *again, last=kept.lent)
+        _see_the_same(first, scratch.state_digest(), trace)
+        state = PackedState.of(scratch)
+        if not command.ending:
+            return state, None
+        sent = run_on(trace, range(first, segment(first, trace.segment, len(trace.leaves))[1]), *again)
+        return state, PackedEnd(PackedState.of(scratch), sent)
 
     def open_outer(self, command: OpenOuter) -> None:
         """Answer an audit's draw of an outer step."""
@@ -278,18 +302,19 @@ class OpeningService:
 
     def settle(self) -> None:
         """Wait until openings have left, where the stage makes room: main memory is planned for them, or for what comes now."""
+        self.recalled()
         while self._stage.makes_room and self._leaving and not self._outbox.closed:
             _, self._leaving = wait(self._leaving, SETTLE_S)
 
-    def _answer(self, audit: str, write: Callable[[], list[memoryview]]) -> Future[None]:
+    def _answer(self, audit: str, write: Callable[[], Sequence[Piece]]) -> Future[None]:
         """Hash and send an opening beside computing; done when all of it has left, or none will."""
         left: Future[None] = Future()
 
         def answer() -> None:
             try:
                 pieces, hasher = write(), hashlib.sha256()
-                for piece in pieces:
-                    hasher.update(piece)
+                for part in parts_of(pieces):
+                    hasher.update(part)
                 self._outbox.show(StepOpened(audit, hasher.hexdigest()), pieces, left)
             except BaseException as error:
                 left.set_exception(error)  # A cancelled one would be waited for: only an executor tells of those.
@@ -298,3 +323,9 @@ class OpeningService:
         self._aside.submit(guarded, self._outbox, answer)
         self._leaving = {one for one in self._leaving if not one.done()} | {left}
         return left
+
+
+def _see_the_same(first: int, digest: str, trace: RoundTrace) -> None:
+    """Raise ``RoundError`` where the state before a step is not the one that was committed to."""
+    if digest != trace.leaves[first].before:
+        raise RoundError(f"step {first} of the round comes to another state than it did: it cannot be shown any more")

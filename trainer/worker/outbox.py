@@ -8,13 +8,14 @@ from concurrent.futures import Future
 
 from protocol.task import TaskReport
 from protocol.worker import WorkerMessage, WorkerReport
+from trainer.files.tensors import Piece
 from trainer.worker.work_times import WorkTimes
 
 # One pseudo-gradient of 128 million parameters, twice; beyond it computing waits for the socket.
 MAX_OUTGOING_BYTES = 256 << 20
 
 
-Payload = tuple[bytes | memoryview, ...]
+Payload = tuple[bytes | Piece, ...]
 
 
 class WorkerOutbox:
@@ -31,7 +32,7 @@ class WorkerOutbox:
         self._closed = False
         self._ready = asyncio.Event()
 
-    def put(self, message: WorkerMessage, *payload: bytes | memoryview, left: Future[None] | None = None) -> None:
+    def put(self, message: WorkerMessage, *payload: bytes | Piece, left: Future[None] | None = None) -> None:
         """Queue a message and the pieces of its payload; waits only while ``MAX_OUTGOING_BYTES`` are queued already.
 
         After ``close``, does nothing.
@@ -48,11 +49,11 @@ class WorkerOutbox:
             self._bytes += size
             self._loop.call_soon_threadsafe(self._ready.set)
 
-    def report(self, body: TaskReport, *payload: bytes | memoryview, split: int = 0) -> None:
+    def report(self, body: TaskReport, *payload: bytes | Piece, split: int = 0) -> None:
         """Queue a report; nobody may change its payload any more. ``split``: as in ``WorkerReport``."""
         self.put(WorkerReport(body, split, self.times.of(body)), *payload)
 
-    def show(self, body: TaskReport, pieces: Sequence[memoryview], left: Future[None]) -> None:
+    def show(self, body: TaskReport, pieces: Sequence[Piece], left: Future[None]) -> None:
         """Queue a report with pieces of memory that nobody changes until they have ``left``."""
         self.put(WorkerReport(body, took=self.times.of(body)), *pieces, left=left)
 

@@ -65,7 +65,7 @@ class _OuterHead(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True)
 class RoundBeginning:
-    """What a round began with on the stage of one seat: the shared state, and the optimizer's moments."""
+    """What a round began with on the stage of one seat: the shared state, and the optimizer's moments, which states become."""
 
     outer: OuterState
     moments: bytes | bytearray
@@ -92,7 +92,7 @@ class RoundBeginning:
             return cls(OuterState.first(fetched(stage.values()), stage.training), moments, stage)
         try:
             kept = momentum_type(stage.training) if momentum else None
-            outer, number = read_checkpoint(state, stage.slots, stage.size, kept)
+            outer, number = read_checkpoint(state, stage.slots, stage.size, kept, lean=stage.lean)
         except WeightsError as error:
             raise RoundRecordError(f"the state that round {round_index} began with cannot be read: {error}") from error
         if number != round_index:
@@ -104,7 +104,7 @@ class RoundBeginning:
         parameters = method.start(self.outer, local, round_index)
         if self.moments:
             with suppress(WeightsError):
-                yield read_moments(self.moments, self.stage, parameters, round_index, signed=True)
+                yield read_moments(self.moments, self.stage, parameters, round_index, signed=True, within=True)
         yield self.stage.state_of(parameters)
 
 

@@ -26,7 +26,7 @@ from trainer.outer.shards import (
     Result,
     ShardPart,
     Shards,
-    read_result,
+    check_result,
     reduce_shard,
     residue_digest,
     result_limit,
@@ -92,7 +92,7 @@ class ShardExchange:
                 return self._inbox.keep(key, Held("result", replica, name.micro, name.step), digest, result)
             written = unwrap(data, self._method.limit(name.round) + MOST_OVERHEAD)
             part = ShardPart.read(written)
-            self._method.shards(name.round, part.count).decode(part.data, part.place)
+            self._method.shards(name.round, part.count).check(part.data, part.place)
         except CodecError:
             return False  # Not held: the coordinator learns from our RoundHolding that this replica cannot contribute.
         return self._inbox.keep(key, Held("shard", replica, name.micro), part.root, written)
@@ -291,7 +291,7 @@ class ShardExchange:
             if place.shard in self._replicas and place.replica in self._replicas:
                 at, shards = self._replicas.index(place.shard), self._method.shards(self._key[1], self.count)
                 try:
-                    read_result(shards, at, data, shards.take(self._method.free(self._key[1]), at))
+                    check_result(shards, at, data)
                     self._sound[place] = True
                 except CodecError:
                     pass

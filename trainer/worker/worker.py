@@ -56,7 +56,7 @@ from trainer.audit.replay import OpeningReplayer
 from trainer.data.folder import JobFiles, open_files
 from trainer.errors import OpeningError, RoundRecordError
 from trainer.files.inputs import TRAIN, InputFolder
-from trainer.files.tensors import bytes_of
+from trainer.files.tensors import vector_in_pieces
 from trainer.worker.dispute_player import DisputePlayer
 from trainer.worker.federated_member import FederatedMember, closed
 from trainer.worker.inbox import Audit, ReturnedRecord, WorkerInbox
@@ -193,7 +193,8 @@ class Worker:
                     raise RoundRecordError("nothing could be restored from the records of a worker that died")
             if setup.records:
                 self._member.record()
-                self._recalls = Recalls(self._member.openings, self._member.stage, outbox)
+                self._recalls = Recalls(self._member.openings, self._member.stage, outbox, self._inbox)
+                self._member.openings.recalled = self._recalls.settle
             self._inbox.whole_steps = self._member.stage.makes_room
         LOG.info("%s parameters are loaded on %s, %d threads", f"{parameters:,}", setup.device, setup.threads)
         outbox.report(TaskReady(name, parameters))
@@ -201,47 +202,53 @@ class Worker:
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Sort frames until the agent stops the task or goes away."""
         assert self._outbox is not None
-        returning = RecordReceiver(self._inbox)
+        returning = RecordReceiver(self._inbox, None if self._member is None else self._member.stage)
         try:
             while True:
                 message, length = await read_head(reader, AgentMessage)
                 self._outbox.times.told(message)
-                if isinstance(message, WorkerCommand) and isinstance(message.body, BeginRound):
-                    self._inbox.order(message.body, await read_buffer(reader, length), message.split)
+                if isinstance(message, WorkerCommand):
+                    payload = await read_buffer(reader, length)
+                    if isinstance(message.body, StopTask):
+                        LOG.info("stopped: %s", message.body.reason)
+                        return
+                    self._command(message, payload)
                     continue
-                payload = await read_exactly(reader, length)
+                data = await read_exactly(reader, length)
                 match message:
                     case PeerDeliver():
-                        await self._deliver(message, payload)
+                        await self._deliver(message, data)
                     case RecordKept() if self._member is not None:
                         self._member.openings.on_disk(message)
                     case RecordReturned():
                         returning.begin(message)
                     case RestoredPart():
-                        returning.take(message, payload)
-                    case WorkerCommand(body=StopTask(reason=reason)):
-                        LOG.info("stopped: %s", reason)
-                        return
-                    case WorkerCommand(body=ReduceRound() | ApplyRound() | AbandonRound() as order):
-                        self._inbox.order(order, bytearray(payload))
-                    case WorkerCommand(
-                        body=OpenStep()
-                        | ShowLeaf()
-                        | ReplayStep()
-                        | ReplayAcross()
-                        | OpenOuter()
-                        | ReplayOuter()
-                        | BisectQuery() as audit,
-                        split=split,
-                    ):
-                        opening, anchor = (payload[:split], payload[split:]) if split else (payload, b"")
-                        self._inbox.audit(audit, opening, anchor)
+                        returning.take(message, data)
                     case _:
                         raise MessageError(f"{type(message).__name__} is not expected here")
         except EOFError:
             LOG.info("the agent is gone")
         except MessageError as error:
             LOG.error("the agent sent a message that cannot be read: %s", error)
+
+    def _command(self, message: WorkerCommand, payload: bytearray) -> None:
+        """Queue what the coordinator asks for; ``payload`` is the only copy."""
+        match message.body:
+            case BeginRound() | ReduceRound() | ApplyRound() | AbandonRound() as order:
+                self._inbox.order(order, payload, message.split)
+            case (
+                OpenStep()
+                | ShowLeaf()
+                | ReplayStep()
+                | ReplayAcross()
+                | OpenOuter()
+                | ReplayOuter()
+                | BisectQuery() as audit
+            ):
+                split = message.split or len(payload)
+                self._inbox.audit(audit, payload if split == len(payload) else payload[:split], bytes(payload[split:]))
+            case _:
+                raise MessageError(f"{type(message.body).__name__} is not expected here")
 
     async def _deliver(self, message: PeerDeliver, payload: bytes) -> None:
         if self._member is None:
@@ -276,17 +283,20 @@ class Worker:
         if anchor is None or report.verdict == "match":
             self._outbox.report(report)
         else:
-            self._outbox.report(msgspec.structs.replace(report, anchor=command.anchor), bytes_of(anchor))
+            self._outbox.report(msgspec.structs.replace(report, anchor=command.anchor), *vector_in_pieces(anchor))
 
-    def _serve(self, command: Audit | ReturnedRecord, payload: bytes, anchor: bytes) -> None:
+    def _serve(self, command: Audit | ReturnedRecord, payload: bytes | bytearray, anchor: bytes) -> None:
         """Answer an audit, now or once that is here which it needs."""
         if isinstance(command, ReturnedRecord):
             if self._recalls is not None:
                 self._recalls.serve(command, self._serve_audit)
-        elif self._recalls is None or not self._recalls.holds(command, payload, anchor):
+            return
+        if self._member is not None:
+            self._member.make_way()
+        if self._recalls is None or not self._recalls.holds(command, payload, anchor):
             self._serve_audit(command, payload, anchor)
 
-    def _serve_audit(self, command: Audit, payload: bytes, anchor: bytes = b"") -> None:
+    def _serve_audit(self, command: Audit, payload: bytes | bytearray, anchor: bytes = b"") -> None:
         assert self._outbox is not None
         assert self._auditor is not None
         if self._closed and (refused := closed(command)) is not None:
@@ -320,7 +330,9 @@ class Worker:
                 with away:
                     self._outbox.report(*self._play(self._auditor, command, payload))
 
-    def _play(self, auditor: OpeningReplayer, query: BisectQuery, opening: bytes) -> tuple[BisectAnswer, bytes]:
+    def _play(
+        self, auditor: OpeningReplayer, query: BisectQuery, opening: bytes | bytearray
+    ) -> tuple[BisectAnswer, bytes]:
         """An answer of ours in a dispute; the opening comes with the first question, and is kept until the next dispute."""
         if opening:
             self._players.clear()

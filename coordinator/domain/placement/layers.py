@@ -22,6 +22,8 @@ BASE_CARD = 700 * MEGABYTE  # On a graphics card: its context and libraries, 678
 # Vectors more, of a card: its gradients in double precision for their norm, when the optimizer's is not there.
 _DOUBLES = 1
 _READ = 2.5  # Vectors: what of a round that was read back the allocator keeps; counted on workers on processors.
+_LEVELS = 0.5  # Vectors: two updates, a byte for each value.
+_SENT = 0.15  # Vectors: updates as they came, of two replicas and two rounds.
 _EXCHANGE = 3  # Vectors: two replicas' gradients and their mean, where replicas exchange at every step.
 
 
@@ -32,10 +34,11 @@ class _Kept:
     Attributes:
         stage: parameters, gradients, two moments, which of them decay. ``state``: parameters and two moments; of a round's
             ``first`` one a lean stage keeps the moments alone.
-        shared: anchor and momentum of outer steps.
+        anchor: of a round. ``shared``: anchor and momentum of outer steps.
         step: what making a contribution, an outer step, or handing over what came of it takes for a moment.
         again: a second stage, on which an audited round is run again up to a state that was not kept.
         away: a card's own stage meanwhile, whose codes are there in any case. ``packed``: what an opening is compressed to.
+        codes: of the state that was said last.
         card: parameters, gradients, two moments, which of them decay, and what an optimizer's step takes for a moment.
         frozen: of a parameter that does not learn.
         moment: bytes that an optimizer's step and a loss take for a moment, of a stage of whatever size.
@@ -44,23 +47,38 @@ class _Kept:
     stage: float
     state: float
     first: float
+    anchor: float
     shared: float
     step: float
     again: float
     away: float
     packed: float
+    codes: float
     card: float
     frozen: float = 1.0
     moment: int = 0
 
 
 _KEPT: Mapping[str, _Kept] = {
-    "float32": _Kept(5, 3, 3, 2, 4, 5, 0, 0, 6),
+    "float32": _Kept(5, 3, 3, 1, 2, 4, 5, 0, 0, 0, 6),
     # A card makes room for the second stage; ten float32 of a part, and four of the logits that are there at once.
     # Kept states are short (`trainer.stage.short`): codes of parameters in 8 bits, and moments.
-    # The codes of the state that was said last are there, too; outer momenta are bf16.
+    # The codes of the state that was said last are there, too; anchors and outer momenta are bf16. An outer step takes both anew,
+    # and a byte for each value of two updates.
     "lean": _Kept(
-        2.04, 0.78, 0.54, 1.76, 2.26, 2.04, 0.54, 0.63, 2.04, 0.5, FLOAT32 * (10 * LEAN_PART + 4 * LEAN_LOGITS)
+        2.04,
+        0.78,
+        0.54,
+        0.5,
+        1.26,
+        1.5,
+        2.04,
+        0.54,
+        0.63,
+        0.26,
+        2.04,
+        0.5,
+        FLOAT32 * (10 * LEAN_PART + 4 * LEAN_LOGITS),
     ),
 }
 
@@ -218,24 +236,31 @@ def _kept_memory(
     Args:
         second: vectors that running a round again takes beside it. further: vectors that are there in any case.
         read: what stays of a round that was read back.
-        settles: no contribution is made, nor an outer step, while a round is shown.
+        settles: a lean card: no contribution is made, nor an outer step, while a round is shown.
     """
     kept, carried = _KEPT[training.memory], _carried_vectors(training)
     states = -(-training.inner_steps // _interval(shape, training, parameters))
     rounds = 1 if states == 1 else KEPT_ROUNDS + 1
     vectors = kept.shared + 2 * carried + rounds * (kept.first + (states - 1) * kept.state) + further
-    vectors += KEPT_ROUNDS * (1 + carried) if states > 1 else read
-    # A round that came back is run again, or is shown while the next one makes its contribution.
-    shown = 1 + carried
-    showing = shown + kept.state + kept.packed
-    vectors += (
-        max(kept.first + shown + second, showing, kept.step)
-        if settles
-        else max(kept.first + shown + second, kept.step + showing)
-    )
+    vectors += KEPT_ROUNDS * (kept.anchor + carried) if states > 1 else read
+    if settles:
+        vectors += _most_at_once(kept, carried)
+    else:  # A round that came back is run again, or is shown while the next one makes its contribution.
+        shown = kept.anchor + carried
+        vectors += max(kept.first + shown + second, kept.step + shown + kept.state + kept.packed)
     payloads = recorded_bytes(shape, training, training.batch * training.sequence) if stages > 1 else 0
     recorded = min(rounds + 1, KEPT_ROUNDS + 1) * training.inner_steps * payloads
     return BASE_MEMORY + int(FLOAT32 * parameters * vectors) + recorded
+
+
+def _most_at_once(kept: _Kept, carried: float) -> float:
+    """Vectors of the largest moment beside a card that makes room: of these one comes after the other."""
+    shows = kept.away + kept.anchor + carried + kept.packed
+    # Somebody else's segment: the opening has its anchor as float32, which is kept shorter then; and what it is unpacked to.
+    judges = kept.away + kept.anchor + kept.packed + max(1, carried + kept.state + kept.codes)
+    judges_outer = 2 * (kept.shared - kept.codes) + _LEVELS
+    # What a replica carries is there once in the middle of a round. An outer step begins when the round's state has gone.
+    return max(max(shows, judges, judges_outer) - carried, kept.step - kept.first - kept.codes) + _SENT
 
 
 def beside_memory(shape: ModelShape, training: TrainingSpec, cut: Sequence[Layers], stage: int) -> int:
@@ -253,7 +278,7 @@ def beside_of(shape: ModelShape, training: TrainingSpec, parameters: int, stages
     """As ``beside_memory``, of one of so many ``stages``, of which so many ``parameters`` learn."""
     kept = _KEPT[training.memory]
     lean = training.memory == "lean"
-    held = _kept_memory(shape, training, parameters, stages, kept.state + kept.away, settles=lean)
+    held = _kept_memory(shape, training, parameters, stages, kept.state, settles=lean)
     return BASE_BESIDE - BASE_MEMORY + held
 
 

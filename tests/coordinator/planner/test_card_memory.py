@@ -4,7 +4,7 @@ import msgspec
 import pytest
 
 from coordinator.domain.placement import MEGABYTE, Candidate, NoPlacementError, choose, needed
-from coordinator.domain.placement.layers import most_layers
+from coordinator.domain.placement.layers import beside_of, most_layers
 from protocol.job.job import LoraSpec, TrainingSpec
 from protocol.models.boundary_bytes import recorded_bytes
 from protocol.models.model import inspect_config
@@ -68,3 +68,9 @@ def test_a_pipeline_needs_room_for_what_crossed_and_one_stage_does_not() -> None
     crossed = 3 * LEAN.inner_steps * recorded_bytes(SHAPE, LEAN, LEAN.batch * LEAN.sequence)
     assert whole["beside"][0] < half["beside"][0] + half["beside"][1] - 2 * crossed + 10**9
     assert half["beside"][0] > crossed
+
+
+def test_beside_a_lean_card_as_much_is_planned_as_a_worker_was_seen_to_hold() -> None:
+    """``python -m benchmarks.learning.beside_card``: 21.9 bytes a parameter at most."""
+    each = (beside_of(SHAPE, LEAN, 2 * 10**9, 1) - beside_of(SHAPE, LEAN, 10**9, 1)) / 1e9
+    assert 21.9 / 1.1 < each < 21.9

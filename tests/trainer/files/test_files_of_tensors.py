@@ -1,11 +1,16 @@
 """Safetensors files in pieces: the bytes of the format's own writer, and no copy of what they show."""
 
+import random
+from collections.abc import Callable
+
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors import SafetensorError
 from safetensors.torch import load, save
 
-from trainer.files.tensors import bytes_of, file_in_pieces
+from trainer.files.tensors import TakenTensors, bytes_of, file_in_pieces, parts_of, wide
 
 TYPES = [
     torch.float64,
@@ -49,3 +54,37 @@ def test_the_bytes_of_a_tensor_are_its_memory() -> None:
     tensor = torch.tensor([1, 2], dtype=torch.int16)
     assert bytes(bytes_of(tensor)) == b"\x01\x00\x02\x00"
     assert bytes(bytes_of(torch.tensor(3, dtype=torch.uint8))) == b"\x03"
+
+
+def test_what_is_kept_in_16_bits_is_written_as_the_float32_that_it_stands_for() -> None:
+    values = torch.randn(3_000_000).bfloat16()
+    pieces = file_in_pieces({"anchor": wide(values), "other": torch.arange(3)})
+    assert b"".join(parts_of(pieces)) == save({"anchor": values.float(), "other": torch.arange(3)})
+    assert sum(map(len, pieces)) == len(b"".join(parts_of(pieces)))
+    assert max(map(len, parts_of(pieces))) <= 4 << 20
+
+
+@given(
+    st.dictionaries(st.text(max_size=9).filter(lambda name: name != "__metadata__"), tensors, max_size=12), st.randoms()
+)
+def test_a_tensor_that_is_taken_gives_its_part_of_the_file_back(
+    contents: dict[str, torch.Tensor], order: random.Random
+) -> None:
+    data = bytearray(save(contents))
+    taken, left = TakenTensors(data), len(data)
+    for name in order.sample(sorted(contents), len(contents)):
+        assert name in taken
+        found = taken[name]
+        assert found.dtype == contents[name].dtype
+        assert torch.equal(found, contents[name])
+        left -= found.numel() * found.element_size()
+        assert len(data) == left
+        assert name not in taken
+
+
+@pytest.mark.parametrize(
+    "bend", [lambda data: data[:-1], lambda data: data + b"0", lambda data: b"\xff" * 8 + data[8:]]
+)
+def test_a_file_that_is_cut_off_or_longer_is_not_taken_from(bend: Callable[[bytes], bytes]) -> None:
+    with pytest.raises(SafetensorError):
+        TakenTensors(bytearray(bend(save({"a": torch.arange(3), "b": torch.arange(2)}))))

@@ -80,11 +80,15 @@ def test_one_replica_alone_ends_where_its_own_steps_have_led(changes: dict[str, 
     method, parameters = method_of(spec), before.anchor + 0.25
     data = method.contribution(before.anchor, parameters, method.fresh(before), 0).data
     after = method.apply(before, {3: data}, 0)
-    assert torch.allclose(after.anchor, parameters, rtol=0, atol=1e-6)
+    if spec.memory == "lean":  # In 16 bits, up or down.
+        assert after.anchor.dtype == torch.bfloat16
+        assert torch.allclose(after.anchor.float(), parameters, rtol=1 / 128, atol=0)
+    else:
+        assert torch.allclose(after.anchor, parameters, rtol=0, atol=1e-6)
     assert torch.equal(after.momentum, before.momentum)
     assert torch.equal(before.anchor, state().anchor)
     two = method.apply(before, {3: data, 4: data}, 0)
-    assert not torch.allclose(two.anchor, parameters, rtol=0, atol=1e-3)
+    assert not torch.allclose(two.anchor.float(), parameters, rtol=1 / 128, atol=1e-3)
 
 
 def test_the_inputs_are_left_as_they_are() -> None:
@@ -103,9 +107,9 @@ def test_a_lean_state_is_rounded_to_16_bits_by_chance_alike_and_does_not_drift()
     once, again, later = (method.step(before, mean.clone(), (), number) for number in (7, 7, 8))
     assert once.digest() == again.digest()
     moved = -mean.mul(0.5).add_(mean)
-    assert not (once.anchor.view(torch.int32) & 0xFFFF).any()
+    assert once.anchor.dtype == torch.bfloat16
     assert float((once.anchor - moved).abs().max()) < 0.0078125, "no further than the next value"
-    assert float(once.anchor.mean()) == pytest.approx(float(moved[0]), abs=1e-4), (
+    assert float(once.anchor.float().mean()) == pytest.approx(float(moved[0]), abs=1e-4), (
         "the step is made with what is not rounded yet"
     )
     assert not torch.equal(once.anchor == once.anchor.max(), once.momentum == 1.0), "chances of their own"

@@ -118,7 +118,7 @@ def test_a_state_takes_two_bytes_a_parameter_of_an_opening(optimizer: str) -> No
         stage.adam_step(1e-3)
     stage.shorten(anchor)
     shown = show_state(stage.state())
-    taken = sum(len(part) if isinstance(part, bytes) else part.nbytes for part in shown.values())
+    taken = sum(len(part) if isinstance(part, bytes | bytearray) else part.nbytes for part in shown.values())
     assert taken / stage.parameter_count < 2.0
     parsed = load(b"".join(file_in_pieces(shown)))
     assert read_state(parsed, "", stage.layout, 3, anchor).digest() == stage.state_digest()

@@ -28,6 +28,7 @@ from trainer.outer import OuterState, outer_method
 from trainer.stage.model import Cut
 from trainer.stage.stage import Stage
 from trainer.stage.steps import Recorded, heldout_loss
+from trainer.worker.arriving_state import ArrivingState
 from trainer.worker.checkpoint import read_checkpoint, write_checkpoint
 
 TEXT = "".join(f"def function_{i}(argument):\n    return argument + {i}\n\n" for i in range(400))
@@ -76,11 +77,58 @@ def test_a_lean_state_after_an_outer_step_takes_four_bytes_a_parameter_and_loses
     count = sum(slot.count for slot in stage.slots)
     assert sizes[0] - sizes[1] == pytest.approx(2 * count, abs=1000)
     assert sizes[1] < 4 * count + 20_000
-    back, _ = read_checkpoint(write_checkpoint(after, stage.slots, 4), stage.slots, stage.size, torch.bfloat16)
+    written = write_checkpoint(after, stage.slots, 4)
+    back, _ = read_checkpoint(written, stage.slots, stage.size, torch.bfloat16, lean=True)
+    assert back.anchor.dtype == torch.bfloat16
+    wide, _ = read_checkpoint(written, stage.slots, stage.size, torch.bfloat16)
+    assert torch.equal(wide.anchor, back.anchor.float())
     for slot in stage.slots:  # What lies between parameters is in no file.
         span = slice(slot.start, slot.start + slot.count)
         assert torch.equal(back.anchor[span], after.anchor[span])
         assert torch.equal(back.momentum[span], after.momentum[span])
+
+
+@pytest.mark.parametrize("piece", [1000, 1 << 20])
+@pytest.mark.parametrize("wide", [(), (1,), None], ids=["16 bits", "one of 32", "32 bits"])
+def test_a_state_that_comes_in_pieces_is_the_one_that_was_written(piece: int, wide: tuple[int, ...] | None) -> None:
+    spec = training(memory="lean", precision="bf16")
+    stage = Stage(config_of(), cuts(3, 2)[0], spec)
+    anchor = stage.values().clone()
+    for at, slot in enumerate(stage.slots):
+        if wide is not None and at not in wide:
+            span = slice(slot.start, slot.start + slot.count)
+            anchor[span] = anchor[span].bfloat16().float()
+    state = OuterState(anchor, torch.randn(stage.size).bfloat16())
+    written = write_checkpoint(state, stage.slots, 5)
+    due, _ = read_checkpoint(written, stage.slots, stage.size, torch.bfloat16, lean=True)
+    for momentum in (True, False):
+        arriving = ArrivingState(stage, momentum=momentum)
+        for start in range(0, len(written), piece):
+            arriving.take(written[start : start + piece])
+        found, number = arriving.whole()
+        assert number == 5
+        assert found.anchor.dtype == due.anchor.dtype == (torch.float32 if wide != () else torch.bfloat16)
+        assert torch.equal(found.anchor, due.anchor)
+        assert torch.equal(found.momentum, due.momentum) if momentum else not len(found.momentum)
+
+
+@pytest.mark.parametrize("how", ["cut off", "of another stage", "not finite", "noise"])
+def test_a_state_that_does_not_come_whole_is_refused(how: str) -> None:
+    spec = training(memory="lean", precision="bf16")
+    stage, other = (Stage(config_of(), cut, spec) for cut in cuts(3, 2))
+    anchor = stage.values().clone()
+    if how == "not finite":
+        anchor[3] = float("nan")
+    written = write_checkpoint(OuterState(anchor, anchor.bfloat16()), stage.slots, 5)
+    data = {"cut off": written[:-1], "noise": b"\xff" * 64}.get(how, written)
+
+    def arrive(of: Stage) -> OuterState:
+        arriving = ArrivingState(of, momentum=True)
+        arriving.take(data)
+        return arriving.whole()[0]
+
+    with pytest.raises(WeightsError):
+        arrive(other if how == "of another stage" else stage)
 
 
 def test_a_folder_made_of_16_bits_has_the_values_that_they_stand_for(tmp_path: Path) -> None:

@@ -20,6 +20,8 @@ from tests.trainer.files.test_families import published, theirs
 from tests.trainer.small import FAMILY_CONFIGS, training
 from trainer.codecs import coarse, framing
 from trainer.outer import OuterState, outer_method
+from trainer.outer.method import FromContributions, Layout
+from trainer.outer.shards import reduce_shard
 from trainer.stage import short
 from trainer.stage import stage as stages
 from trainer.stage.model import Cut
@@ -236,8 +238,9 @@ LEAN_COARSE = training(memory="lean", precision="bf16", pseudo_gradient="coarse"
 LENGTH = 1 << 17
 
 
-def test_a_contribution_takes_two_vectors_what_is_sent_and_what_is_carried_over(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize("count", [1, 4])
+def test_a_contribution_takes_a_byte_a_value_what_is_sent_and_what_is_carried_over(
+    count: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     in_small_parts(monkeypatch)
     method = outer_method(LEAN_COARSE, [Slot("whole", (LENGTH,), 0, LENGTH)], LENGTH)
@@ -245,19 +248,48 @@ def test_a_contribution_takes_two_vectors_what_is_sent_and_what_is_carried_over(
     local = method.fresh(OuterState.first(anchor, LEAN_COARSE))
     codes = torch.randint(-15, 16, (LENGTH,), dtype=torch.int8)
     moved = short.ShortValues(anchor, codes, torch.ones(LENGTH // 64).bfloat16())
-    with Peak(LENGTH) as peak:
-        made = method.contribution(anchor, moved, local, 0)
-    assert peak.most < 9.5 * LENGTH
-    assert made.data == method.contribution(anchor, moved.values(), local, 0).data
-    assert method.decode_update(made.data, 0).count_nonzero() > LENGTH // 10
+    with Peak(LENGTH // 8) as peak:
+        made = method.contribution(anchor, moved, local, 0, count)
+    # The levels of a shard, that shard of the anchor and of what is said in short, and the residual.
+    assert peak.most < 2.5 * LENGTH + (0 if count == 1 else 2 * 7.5 * LENGTH / count)
+    whole = method.contribution(anchor, moved.values(), local, 0, count)
+    assert made.pieces == whole.pieces
+    assert all(torch.equal(made.local[name], vector) for name, vector in whole.local.items())
+    again = method.contribution(anchor, moved, made.local, 1, count)
+    assert again.pieces == method.contribution(anchor, moved.values(), made.local, 1, count).pieces
+    if count == 1:
+        assert method.decode_update(made.data, 0).count_nonzero() > LENGTH // 10
 
 
-def test_an_outer_step_takes_the_mean_and_an_update_or_the_new_state(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_outer_step_takes_the_new_state_and_a_byte_a_value_of_each_update(monkeypatch: pytest.MonkeyPatch) -> None:
     in_small_parts(monkeypatch)
     method = outer_method(LEAN_COARSE, [Slot("whole", (LENGTH,), 0, LENGTH)], LENGTH)
     state = OuterState.first(torch.randn(LENGTH), LEAN_COARSE)
     given = {replica: method.encode_update(torch.randn(LENGTH), 0) for replica in range(2)}
-    with Peak(LENGTH) as peak:
+    with Peak(LENGTH // 8) as peak:
         after = method.apply(state, given, 0)
-    assert peak.most < (4 + 4 + 0.5) * LENGTH
-    assert after.momentum.dtype == torch.bfloat16
+    assert peak.most < (2 + 2 + 2 * 1 + 0.5) * LENGTH
+    assert after.anchor.dtype == after.momentum.dtype == torch.bfloat16
+    mean, left_out = method.combining.combine({p: method.decode_update(data, 0) for p, data in given.items()})
+    whole = method.step(state, mean, left_out, 0)
+    assert (whole.digest(), whole.left_out) == (after.digest(), after.left_out)
+
+
+def test_the_results_of_shards_become_the_new_state_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    in_small_parts(monkeypatch)
+    size = LENGTH + 64 * 3  # Shards of unequal length.
+    slots = [Slot("first", (70,), 0, 70), Slot("rest", (size - 200,), 128, size - 200)]
+    method = outer_method(LEAN_COARSE, slots, size)
+    state = OuterState.first(Layout(tuple(slots), size).clear(torch.randn(size)), LEAN_COARSE)
+    results = {}
+    for place, replica in enumerate((0, 2, 3, 5)):
+        shards, free = method.shards(0, 4), method.free(0)
+        update = torch.randn(size)
+        parts = {p: shards.encode(update + p)[place] for p in range(3)}
+        results[replica] = reduce_shard(shards, place, parts, method.combining, shards.take(free, place), None).data
+    with Peak(LENGTH // 8) as peak:
+        after = method.apply_results(state, results, 0, False)
+    assert peak.most < (2 + 2 + 1 + 0.5) * size
+    whole = FromContributions.apply_results(method, state, results, 0, False)
+    assert (whole.digest(), whole.left_out) == (after.digest(), after.left_out)
+    assert not after.anchor[70:128].any()

@@ -248,8 +248,8 @@ async def test_an_opening_that_fails_is_not_waited_for() -> None:
         try:
             assert isinstance(await asyncio.to_thread(left.exception, 30), MemoryError)
             await asyncio.wait_for(asyncio.to_thread(service.settle), 30)
+            found = await asyncio.wait_for(outbox.get(), 30)
         finally:
             outbox.close()
-    found = await outbox.get()
     assert found is not None
     assert "no room for an opening" in str(found[0]), "the coordinator hears why"

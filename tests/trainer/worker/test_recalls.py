@@ -21,8 +21,11 @@ from tests.trainer.worker.test_restored import OTHERS, PLAN, STEPS, TOTAL, openi
 from trainer.data.data import TokenFile
 from trainer.data.folder import open_files
 from trainer.files.inputs import InputFolder
+from trainer.files.tensors import Piece, parts_of
 from trainer.outer import OuterState
-from trainer.worker.inbox import ReturnedRecord
+from trainer.stage.stage import Stage
+from trainer.worker.arriving_state import ArrivingState
+from trainer.worker.inbox import ReturnedRecord, WorkerInbox
 from trainer.worker.opening_service import OpeningService
 from trainer.worker.recalls import Recalls
 
@@ -125,14 +128,14 @@ class Socket:
         self.said: list[object] = []
         self.openings: queue.Queue[bytes] = queue.Queue()
 
-    def put(self, message: object, *pieces: memoryview) -> None:
+    def put(self, message: object, *pieces: Piece) -> None:
         if isinstance(message, RecordPart):
-            self.records[message.kind] = bytearray(b"".join(pieces))
+            self.records[message.kind] = bytearray(b"".join(parts_of(pieces)))
         else:
             self.said.append(message)
 
-    def show(self, body: object, pieces: list[memoryview], left: "Future[None]") -> None:
-        self.openings.put(b"".join(pieces))
+    def show(self, body: object, pieces: list[Piece], left: "Future[None]") -> None:
+        self.openings.put(b"".join(parts_of(pieces)))
         left.set_result(None)
 
 
@@ -143,7 +146,7 @@ def test_the_memory_is_free_meanwhile_and_a_later_segment_is_run_up_to(
     line, socket = pipeline("llama", 2, tokens, training(commit_every=2, **method)), Socket()
     stage = line.stages[1]
     openings = OpeningService(stage, open_files(InputFolder(folder), job()), 0, socket)  # type: ignore[arg-type]
-    recalls = Recalls(openings, stage, socket)  # type: ignore[arg-type]
+    recalls = Recalls(openings, stage, socket, WorkerInbox(lambda *_: None))  # type: ignore[arg-type]
     done = commit_round(line, 1, 6, TOTAL)
     due = done.opening(3)
     done.trace.states = {0: done.trace.states[0]}
@@ -161,8 +164,52 @@ def test_the_memory_is_free_meanwhile_and_a_later_segment_is_run_up_to(
     assert recalls.holds(draw, b"", b"")
     assert recalls.holds(draw, b"", b"")
     assert socket.said == [RecordRecall(0, 0, "steps")], "both wait for the same"
-    back = ReturnedRecord(RecordRecall(0, 0, "steps"), socket.records)
+    state = ArrivingState(stage, momentum=False)
+    written = socket.records.pop("state")
+    for start in range(0, len(written), 1000):
+        state.take(written[start : start + 1000])
+    back = ReturnedRecord(RecordRecall(0, 0, "steps"), socket.records, state)
     recalls.serve(back, lambda command, *_: openings.open_step(command))  # type: ignore[arg-type]
     assert [socket.openings.get(timeout=30) for _ in range(2)] == [due, due]
     assert openings.recall_for(draw) is not None
     assert back.parts == {}
+
+
+def test_what_comes_back_is_served_before_main_memory_is_wanted_otherwise_and_nothing_else_is() -> None:
+    served: list[Any] = []
+    inbox = WorkerInbox(lambda command, *_: served.append(command))
+    inbox.audit(OpenStep("a" * 32, 0, 0, 0), b"")
+    back = ReturnedRecord(RecordRecall(0, 0, "steps"), None)
+    inbox.returned(back)
+    assert inbox.serve_returned()
+    assert served == [back]
+    inbox.close()
+    assert not inbox.serve_returned(), "who ends waits for nothing"
+
+
+def test_beside_a_card_one_round_is_asked_for_at_a_time(
+    folder: Path, tokens: TokenFile, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Stage, "makes_room", property(lambda _: True))
+    line, socket = pipeline("llama", 2, tokens, training(commit_every=2, **LEAN["lean, coarse"])), Socket()
+    stage = line.stages[1]
+    openings = OpeningService(stage, open_files(InputFolder(folder), job()), 0, socket)  # type: ignore[arg-type]
+    recalls: Recalls
+    inbox = WorkerInbox(lambda back, *_: recalls.serve(back, lambda *_: None))  # type: ignore[arg-type]
+    recalls = Recalls(openings, stage, socket, inbox)  # type: ignore[arg-type]
+    openings.recalled = recalls.settle
+    for number in range(2):
+        done = commit_round(line, 1, 2, TOTAL, 2 * number)
+        done.trace.states = {0: done.trace.states[0]}
+        openings.keep((0, number), done.trace, TOTAL, done.position)
+        openings.on_disk(RecordKept(0, number, "steps"))
+    openings.let_go((0, 2))
+    asked = [RecordRecall(0, number, "steps") for number in range(2)]
+    for number in range(2):
+        assert recalls.holds(OpenStep(str(number) * 32, 0, number, 0), b"", b"")
+    assert socket.said == asked[:1]
+    monkeypatch.setattr(Socket, "report", lambda *_: inbox.returned(ReturnedRecord(asked[1], None)), raising=False)
+    monkeypatch.setattr(Socket, "closed", True, raising=False)
+    inbox.returned(ReturnedRecord(asked[0], None))
+    openings.settle()
+    assert socket.said == asked, "the second one comes when the first has been served, and who settles waits for both"
