@@ -261,9 +261,9 @@ def _counted() -> list[str]:
     def count(of: Any, name: str, what: str) -> None:
         as_it_is = getattr(of, name)
 
-        def counted(self: Any, *given: Any) -> Any:
+        def counted(self: Any, *given: Any, **named: Any) -> Any:
             found.append(what)
-            return as_it_is(self, *given)
+            return as_it_is(self, *given, **named)
 
         setattr(of, name, counted)
 

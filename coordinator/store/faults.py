@@ -50,6 +50,10 @@ async def answering() -> AsyncIterator[None]:
         if not _may_pass(error):
             raise
         raise StoreAwayError(said(error)) from error
+    except sqlite3.Error as error:
+        if not may_pass(error):
+            raise
+        raise StoreAwayError(said(error)) from error
 
 
 def _may_pass(error: DBAPIError) -> bool:

@@ -1,10 +1,9 @@
 """Records in SQL through SQLAlchemy Core: SQLite in WAL mode on one PC, PostgreSQL by its URL."""
 
-import asyncio
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
@@ -32,7 +31,8 @@ from sqlalchemy import (
     tuple_,
     update,
 )
-from sqlalchemy.exc import IntegrityError, SQLAlchemyError
+from sqlalchemy.engine.interfaces import AdaptedConnection
+from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import StaticPool
 
@@ -40,6 +40,7 @@ from common import tracing
 from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
 from coordinator.store.direct import Direct
 from coordinator.store.faults import UNUSABLE, answering, unusable
+from coordinator.store.kept_connection import KeptConnection, cut_short, whole
 from coordinator.store.kinds import KINDS, RecordKind
 from coordinator.store.ownership import Ownership
 from coordinator.store.period_tables import metadata
@@ -61,10 +62,10 @@ class SqlStore:
 
     def __init__(self, engine: AsyncEngine, ownership: Ownership | None = None) -> None:
         self._engine = engine
-        self._ownership = ownership
         self._turns = Turns()  # SQLite has one writer: waiting here is fairer than its busy loop.
         # A statement of SQLite's that is broken off takes its connection along, which keeps the lock of the file for ever.
-        self._do = _whole if engine.dialect.name == "sqlite" else _cut_short
+        self._do = whole if engine.dialect.name == "sqlite" else cut_short
+        self._kept = KeptConnection(engine, ownership, self._do)
 
     @classmethod
     async def open(cls, url: str, ownership: Ownership | None = None) -> "SqlStore":
@@ -106,20 +107,14 @@ class SqlStore:
             await self._turns.take()
         away: StoreAwayError | None = None
         try:
-            connection = self._engine.connect()
+            connection, ended = await self._kept.begun(), False
             try:
-                async with answering():
-                    await self._do(connection.start())
-                    await self._do(connection.begin().start())
-                    if self._ownership is not None:
-                        await self._do(self._ownership.check(connection))
-                # With SQLite it has begun; with PostgreSQL it begins with the first statement, of which there was one.
-                begun = self._ownership is not None or connection.dialect.name == "sqlite"
-                yield SqlTransaction(connection, self._do, begun=begun)
+                yield SqlTransaction(connection, self._do, begun=self._kept.begins)
                 async with answering():
                     await self._do(connection.commit())
+                ended = True
             finally:
-                await _whole(_let_go(connection))
+                await whole(self._kept.over(connection, ended))
         except StoreAwayError as error:
             away = error
             raise
@@ -128,26 +123,8 @@ class SqlStore:
 
     async def close(self) -> None:
         """Close every connection."""
+        await self._kept.close()
         await self._engine.dispose()
-
-
-async def _whole(doing: Awaitable[T]) -> T:
-    """Do something to its end, also where whoever waits for it is cancelled meanwhile, as often as they are."""
-    task = asyncio.ensure_future(doing)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        while not task.done():
-            with suppress(asyncio.CancelledError):
-                await asyncio.wait([task])
-        if not task.cancelled():
-            task.exception()  # Nobody is there to hear of it.
-        raise
-
-
-async def _cut_short(doing: Awaitable[T]) -> T:
-    """Do something; whoever is cancelled breaks it off."""
-    return await doing
 
 
 class SqlTransaction:
@@ -158,7 +135,7 @@ class SqlTransaction:
     ) -> None:
         """``begun``: something was said on the connection since the last transaction on it ended."""
         self._connection, self._do, self._begun = connection, do, begun
-        self._direct = Direct(connection, do)
+        self._direct = Direct(connection)
 
     async def _execute(
         self, statement: Executable, values: Mapping[str, Any] | Sequence[Mapping[str, Any]] | None = None
@@ -168,22 +145,18 @@ class SqlTransaction:
             self._begun = True
             return found
 
-    async def _rows(self, statement: Executable, values: Mapping[str, Any]) -> Sequence[Sequence[Any]]:
-        """What a query finds: the values of its columns, in their order."""
-        if self._begun:
-            async with answering():
-                found = await self._direct.rows(statement, values)
-            if found is not None:
-                return found
+    async def _rows(
+        self, statement: Executable, values: Mapping[str, Any], one: bool = False
+    ) -> Sequence[Sequence[Any]]:
+        """What a query finds: the values of its columns, in their order. ``one``: it looks for one row, by its key."""
+        if self._begun and (found := await self._direct.rows(statement, values, one)) is not None:
+            return found
         return (await self._execute(statement, values)).all()
 
     async def _changed(self, statement: Executable, values: Mapping[str, Any]) -> int:
         """How many rows a statement changes."""
-        if self._begun:
-            async with answering():
-                counted = await self._direct.changed(statement, values)
-            if counted is not None:
-                return counted
+        if self._begun and (counted := await self._direct.changed(statement, values)) is not None:
+            return counted
         return int((await self._execute(statement, values)).rowcount)
 
     async def get(self, kind: type[R], *key: Scalar) -> R:
@@ -213,30 +186,35 @@ class SqlTransaction:
         if offset:
             values["offset"] = offset
         query = _query(kind, shape, newest, after is not None, limit is not None, bool(offset))
-        read = _reader(kind)
-        return [cast(R, read(tuple(row))) for row in await self._rows(query, values)]
+        read, same = _reader(kind), {one.field for one in shape if one.operator == "="}
+        found = await self._rows(query, values, one=same.issuperset(KINDS[kind].key))
+        return [cast(R, read(tuple(row))) for row in found]
 
     async def sums(
         self, kind: type[msgspec.Struct], field: Column[int], by: Sequence[Column[Any]], *where: Condition
     ) -> dict[tuple[Scalar, ...], tuple[int, int]]:
-        table = metadata.tables[KINDS[kind].name]
-        summed, *names = (table.c[name] for name in fields_of(kind, (field, *by)))
-        query = select(*names, func.count(), func.sum(summed)).where(*_met(kind, where)).group_by(*names)
-        rows = await self._execute(query, _values(where))
+        summed, *names = fields_of(kind, (field, *by))
+        shapes = tuple(_shape(name, one) for name, one in zip(fields_of(kind, where), where, strict=True))
+        rows = await self._rows(_sum(kind, summed, tuple(names), shapes), _values(where))
         return {tuple(row[:-2]): (int(row[-2]), int(row[-1])) for row in rows if row[-2]}
 
     async def insert(self, record: R) -> R:
-        how, table = KINDS[type(record)], metadata.tables[KINDS[type(record)].name]
-        values = _encode(how, record)
-        if how.numbered:
-            del values["id"]
+        how = KINDS[type(record)]
+        found = await self._inserted(_insertion(type(record), told=how.numbered), [record])
+        return msgspec.structs.replace(record, id=found[0][0]) if how.numbered else record
+
+    async def _inserted(self, statement: Insert, records: Sequence[msgspec.Struct]) -> Sequence[Sequence[Any]]:
+        """What a statement tells that keeps a record, or says nothing for several."""
+        how = KINDS[type(records[0])]
+        values = [_encode(how, record) for record in records]
         try:
-            result = await self._execute(_insertion(table.name), values)
+            if self._begun and (found := await self._direct.inserted(statement, values)) is not None:
+                return found
+            result = await self._execute(statement, values if len(values) > 1 else values[0])
+            return result.all() if result.returns_rows else ()
         except IntegrityError as error:
-            raise ConflictError(f"the {how.name} record {how.key_of(record)} exists already") from error
-        if how.numbered and result.inserted_primary_key is not None:
-            return msgspec.structs.replace(record, id=result.inserted_primary_key[0])
-        return record
+            which = f"record {how.key_of(records[0])}" if len(records) == 1 else f"one of {len(records)} records"
+            raise ConflictError(f"the {how.name} {which} exists already") from error
 
     async def forget(self, kind: type[msgspec.Struct], *where: Condition) -> int:
         table = metadata.tables[KINDS[kind].name]
@@ -245,16 +223,8 @@ class SqlTransaction:
         return int(result.rowcount)
 
     async def insert_all(self, records: Sequence[R]) -> None:
-        if not records:
-            return
-        how = KINDS[type(records[0])]
-        values = [_encode(how, record) for record in records]
-        for row in values if how.numbered else ():
-            del row["id"]
-        try:
-            await self._execute(_insertion(how.name), values)
-        except IntegrityError as error:
-            raise ConflictError(f"one of {len(records)} {how.name} records exists already") from error
+        if records:
+            await self._inserted(_insertion(type(records[0]), told=False), records)
 
     async def update(self, record: R, before: R | None = None) -> R:
         how = KINDS[type(record)]
@@ -328,17 +298,6 @@ def _touch(engine: AsyncEngine) -> None:
     sqlite3.connect(where, uri=bool(how.get("uri"))).close()
 
 
-async def _let_go(connection: AsyncConnection) -> None:
-    """Give a connection back, which undoes what was not committed. One that cannot even do that is not used again."""
-    try:
-        async with answering():
-            await connection.close()
-    except (StoreAwayError, SQLAlchemyError):
-        with suppress(SQLAlchemyError, OSError):
-            await connection.invalidate()
-            await connection.close()
-
-
 def _prepare_sqlite(engine: AsyncEngine) -> None:
     """WAL, full sync (money must survive a power cut), and transactions that begin where we say."""
 
@@ -359,7 +318,8 @@ def _prepare_sqlite(engine: AsyncEngine) -> None:
             raise
 
     def begun(connection: Connection) -> None:
-        connection.exec_driver_sql("BEGIN IMMEDIATE")
+        raw = cast(AdaptedConnection, connection.connection.dbapi_connection)
+        raw.run_async(lambda driver: driver.execute_fetchall("BEGIN IMMEDIATE"))
 
     event.listen(engine.sync_engine, "connect", connected)
     event.listen(engine.sync_engine, "begin", begun)
@@ -440,9 +400,21 @@ def _compared(column: ColumnElement[Any], shape: _Shape, name: str) -> ColumnEle
             return column.in_([bindparam(f"{name}_{at}", type_=column.type) for at in range(shape.values or 0)])
 
 
+@lru_cache(maxsize=1_024)
+def _sum(kind: type[msgspec.Struct], summed: str, by: tuple[str, ...], where: tuple[_Shape, ...]) -> Select[Any]:
+    columns = metadata.tables[KINDS[kind].name].c
+    names = [columns[name] for name in by]
+    met = [_compared(columns[shape.field], shape, f"where_{number}") for number, shape in enumerate(where)]
+    return select(*names, func.count(), func.sum(columns[summed])).where(*met).group_by(*names)
+
+
 @cache
-def _insertion(table: str) -> Insert:
-    return insert(metadata.tables[table])
+def _insertion(kind: type[msgspec.Struct], told: bool) -> Insert:
+    """``told``: the number that the record is given."""
+    how, table = KINDS[kind], metadata.tables[KINDS[kind].name]
+    fields = [field for field in kind.__struct_fields__ if not (how.numbered and field == "id")]
+    made = insert(table).values({field: bindparam(f"new_{field}", type_=table.c[field].type) for field in fields})
+    return made.returning(table.c.id) if told else made.inline()
 
 
 @cache
@@ -461,7 +433,8 @@ def _met(kind: type[msgspec.Struct], where: Sequence[Condition]) -> list[ColumnE
 
 
 def _encode(how: RecordKind, record: msgspec.Struct) -> dict[str, Any]:
-    return {field: _encoded(how, field, getattr(record, field)) for field in record.__struct_fields__}
+    fields = [field for field in record.__struct_fields__ if not (how.numbered and field == "id")]
+    return {f"new_{field}": _encoded(how, field, getattr(record, field)) for field in fields}
 
 
 def _encoded(how: RecordKind, field: str, value: Any) -> Any:

@@ -5,7 +5,8 @@ A node's standing decides how often it is looked at, so what it did after a roun
 before that look: or somebody who is found at last would have been paid for what it forged meanwhile. Everything on an open desk.
 """
 
-from collections.abc import Collection
+from collections import defaultdict
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -15,7 +16,7 @@ from coordinator.services.audits import credit
 from coordinator.services.audits.audit_outcomes import reject
 from coordinator.services.audits.evidence import correct_outcomes, seal_outcome
 from coordinator.services.core.context import Context
-from coordinator.services.core.domain_events import SharesMayBeDue
+from coordinator.services.core.domain_events import OutcomeChanged, SharesMayBeDue
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord, RoundRecord
@@ -32,7 +33,7 @@ class Conclusion:
 
     async def advance(self, work: UnitOfWork) -> None:
         """Verify what is due, in a job in which something has changed."""
-        if not (work.recorded(SharesMayBeDue) or work.job.state is JobState.VERIFYING or work.job.id in self._held):
+        if not (work.take(SharesMayBeDue) or work.job.state is JobState.VERIFYING or work.job.id in self._held):
             return
         self._held.discard(work.job.id)
         undrawn = frozenset(() if work.run is None else work.run.undrawn)
@@ -47,13 +48,18 @@ class Conclusion:
         )
         here = {_key(record) for record in records}
         busy = {audit.node for audit in open_audits if (audit.epoch, audit.round) not in here}
+        pending = await _pending(work) if records else {}
         for record in records:
             in_round = {audit.node for audit in open_audits if (audit.epoch, audit.round) == _key(record)}
             busy |= in_round
             open_at = {
                 audit.replica for audit in open_audits if (audit.epoch, audit.round) == _key(record) and not audit.outer
             }
-            left = await self._verify(work, record, busy, open_at, _key(record) in undrawn)
+            rejected = len(work.recorded(OutcomeChanged))
+            shares = pending.get(_key(record), [])
+            left = await self._verify(work, record, shares, busy, open_at, _key(record) in undrawn)
+            if len(work.recorded(OutcomeChanged)) > rejected:
+                pending = await _pending(work)  # Shares of other rounds may be gone with it.
             if not (left or in_round or _key(record) in undrawn):
                 await seal_outcome(work, await work.tx.update(msgspec.structs.replace(record, concluded=True)))
         await correct_outcomes(work)
@@ -74,19 +80,19 @@ class Conclusion:
                 await reject(work, commit, "unlooked")
 
     async def _verify(
-        self, work: UnitOfWork, record: RoundRecord, busy: set[str], open_at: Collection[int], undrawn: bool
+        self,
+        work: UnitOfWork,
+        record: RoundRecord,
+        pending: Sequence[CommitRecord],
+        busy: set[str],
+        open_at: Collection[int],
+        undrawn: bool,
     ) -> bool:
         """Verify the shares of a round whose nodes have nothing open; whether others are left. Adds their nodes to ``busy``.
 
         Args:
-            open_at: replicas of the round of which a step is still audited.
+            pending: its shares that wait. ``open_at``: replicas of the round of which a step is still audited.
         """
-        where: tuple[Condition, ...] = (
-            col(CommitRecord.job).equals(work.job.id),
-            col(CommitRecord.epoch).equals(record.epoch),
-            col(CommitRecord.round).equals(record.number),
-        )
-        pending = await work.tx.find(CommitRecord, *where, col(CommitRecord.state).equals("pending"))
         due = [commit for commit in pending if not undrawn and commit.node not in busy]
         due = [commit for commit in due if not (commit.look and commit.replica in open_at)]
         elsewhere = await credit.looked_at_elsewhere(work, {commit.node for commit in due if commit.look})
@@ -104,6 +110,15 @@ class Conclusion:
             await credit.earn(work, commit, [audit for audit in audits if audit.lease == commit.lease])
         busy |= {commit.node for commit in pending} - {commit.node for commit in due}
         return len(due) < len(pending)
+
+
+async def _pending(work: UnitOfWork) -> dict[Key, list[CommitRecord]]:
+    """Shares of the job that wait to be verified, by round."""
+    found: dict[Key, list[CommitRecord]] = defaultdict(list)
+    of_job = col(CommitRecord.job).equals(work.job.id)
+    for commit in await work.tx.find(CommitRecord, of_job, col(CommitRecord.state).equals("pending")):
+        found[commit.epoch, commit.round].append(commit)
+    return found
 
 
 def _key(record: RoundRecord) -> Key:

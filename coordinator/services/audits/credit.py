@@ -21,31 +21,37 @@ from protocol.ids import NodeAddress
 OPEN: tuple[AuditState, ...] = ("drawn", "opening", "showing", "replaying")
 
 
-async def standing_of(work: UnitOfWork, commit: CommitRecord, watched: bool) -> NodeStanding:
-    """What is known of a node when a round of it is drawn.
+async def standings_of(
+    work: UnitOfWork, commits: Collection[CommitRecord], watched: Collection[str]
+) -> dict[str, NodeStanding]:
+    """What is known of a round's nodes when it is drawn, by their leases.
 
     What is still to be verified counts as if it were: a fault found in an earlier round makes all that is drawn later void.
+
+    Args:
+        commits: all of the round. ``watched``: leases whose part of it the operator's auditors look at.
     """
-    record = await work.tx.get(NodeRecord, commit.node)
-    known = await _find(work, commit.node, watched)
+    nodes = tuple(sorted({commit.node for commit in commits}))
+    records = {record.address: record for record in await work.tx.find(NodeRecord, col(NodeRecord.address).in_(nodes))}
+    of_account = col(CreditRecord.account_id).equals(work.job.account_id)
+    known = await work.tx.find(CreditRecord, col(CreditRecord.node).in_(nodes), of_account)
     pending = await work.tx.find(
-        CommitRecord, col(CommitRecord.node).equals(commit.node), col(CommitRecord.state).equals("pending")
+        CommitRecord, col(CommitRecord.node).in_(nodes), col(CommitRecord.state).equals("pending")
     )
-    due = [other for other in pending if _place(other) != _place(commit) and bool(other.look) == watched]
-    amount = sum([other.amount for other in due if await _is_of_account(work, other.job)])
-    amount += sum(credit.amount for credit in known)
-    share = max(1, commit.amount)
-    if not watched and not any(credit.exact for credit in known):
-        amount = min(amount, rates.TRUST * share)  # Others have seen nothing but what is far off, if that.
-    if not watched:
-        return NodeStanding(amount, share, record.faults)
-    of_round: tuple[Condition, ...] = (
-        col(CommitRecord.job).equals(commit.job),
-        col(CommitRecord.epoch).equals(commit.epoch),
-        col(CommitRecord.round).equals(commit.round),
-    )
-    pipeline = await work.tx.find(CommitRecord, *of_round, col(CommitRecord.replica).equals(commit.replica))
-    return NodeStanding(amount, share, record.faults, sum(member.amount for member in pipeline))
+    of_account_too = {job for job in {other.job for other in pending} if await _is_of_account(work, job)}
+    found: dict[str, NodeStanding] = {}
+    for commit in commits:
+        looked = commit.lease in watched
+        due = [other for other in pending if other.node == commit.node and _place(other) != _place(commit)]
+        due = [other for other in due if bool(other.look) == looked and other.job in of_account_too]
+        earned = [credit for credit in known if credit.node == commit.node and credit.watched == looked]
+        amount, share = sum(other.amount for other in due), max(1, commit.amount)
+        amount += sum(one.amount for one in earned)
+        if not looked and not any(credit.exact for credit in earned):
+            amount = min(amount, rates.TRUST * share)  # Others have seen nothing but what is far off, if that.
+        pot = sum(member.amount for member in commits if looked and member.replica == commit.replica)
+        found[commit.lease] = NodeStanding(amount, share, records[commit.node].faults, pot)
+    return found
 
 
 async def of_nodes(work: UnitOfWork, nodes: Collection[NodeAddress]) -> dict[NodeAddress, int]:

@@ -15,7 +15,7 @@ from coordinator.domain.audits import auditors, trust
 from coordinator.domain.audits import rate as rates
 from coordinator.domain.audits import sampling as draws
 from coordinator.domain.audits.boundary import exchanges
-from coordinator.domain.audits.rate import Exposure
+from coordinator.domain.audits.rate import Exposure, NodeStanding
 from coordinator.domain.audits.sampling import WHOLE, Beacon, Drawable, Drawn
 from coordinator.domain.audits.trust import Audit, AuditorCandidate, OuterClaim, Side
 from coordinator.domain.lease import Lease
@@ -84,10 +84,18 @@ class AuditSampling:
         assert work.run is not None
         config = self._context.config
         able = sorted((c for c in commits if c.drawable), key=lambda c: (c.replica, c.stage))
+        watched = {commit.lease for commit in able if await self._is_watched(work, record, commit)}
+        standings = await credit.standings_of(work, commits, watched) if able else {}
+        for commit in able:
+            if commit.lease in watched:
+                look = rates.look(standings[commit.lease])
+                await work.tx.update(msgspec.structs.replace(commit, look=look))
+            elif config.auditors:
+                work.count("audits_unwatched_total")
         beacon = Beacon(
             least=config.audits_per_round,
             twice=config.audit_twice,
-            rates=tuple([await self._rate(work, record, commit) for commit in able]),
+            rates=tuple([await self._rate(work, commit, standings[commit.lease]) for commit in able]),
         )
         work.change_run(undrawn=(*work.run.undrawn, (record.epoch, record.number)))
         return msgspec.structs.replace(record, beacon=beacon)
@@ -372,14 +380,8 @@ class AuditSampling:
         took = (record.ended or work.now) - record.started
         return len(near - {audit.payout}) > audit.twice and self._deadlines.brings_short(work, audit, took)
 
-    async def _rate(self, work: UnitOfWork, record: RoundRecord, commit: CommitRecord) -> int:
-        """Fix how probable it is that a step is drawn, and that one of the operator's auditors looks at the round."""
-        watched = await self._is_watched(work, record, commit)
-        standing = await credit.standing_of(work, commit, watched)
-        if watched:
-            await work.tx.update(msgspec.structs.replace(commit, look=rates.look(standing)))
-        elif self._context.config.auditors:
-            work.count("audits_unwatched_total")
+    async def _rate(self, work: UnitOfWork, commit: CommitRecord, standing: NodeStanding) -> int:
+        """Fix how probable it is that a step is drawn."""
         exposure = None
         if self._context.config.min_stake > 0:
             held = await work.tx.find(

@@ -1,7 +1,10 @@
 """What follows once the ledger has confirmed a row: shares are paid, escrows are funded, what was returned is noted."""
 
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from functools import partial
+from typing import NamedTuple
 
 import msgspec
 
@@ -11,7 +14,7 @@ from coordinator.services.core.display_names import listed
 from coordinator.services.core.domain_events import PaymentConfirmed, SharesPromised
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.machine_days import add
-from coordinator.services.payments.chain import ChainPort
+from coordinator.services.payments.chain import ChainPort, Deposit
 from coordinator.services.payments.escrows import sum_of
 from coordinator.services.payments.funding import FundingService, receive
 from coordinator.services.payments.outbox_dispatcher import totals_of
@@ -21,8 +24,19 @@ from coordinator.store.records import CommitRecord, NodeRecord, OutboxRecord
 from ledger import events as ledger_events
 from ledger.errors import LedgerUnavailableError
 from ledger.states import EscrowState
+from protocol.node import Promised
 
 _SEEN = ("fund", "accept", "refund")  # Kinds after which the escrow is read.
+
+
+class _Happened(NamedTuple):
+    """What is known of a confirmed row: its escrow, proofs by payee, deposits, and payees that it could not pay."""
+
+    row: OutboxRecord
+    state: EscrowState | None
+    told: Mapping[str, Promised]
+    deposits: Sequence[Deposit]
+    left_out: AbstractSet[str]
 
 
 class Confirmations:
@@ -48,32 +62,36 @@ class Confirmations:
         left_out = frozenset[str]()
         if row.kind == "settle":
             left_out = frozenset(await self._chain.left_out(job.submitter, job.id, totals_of(row)))
-        async with self._desk.open(row.job) as work:
-            work.count("ledger_confirmed_total")
-            if row.kind == "refund" and state is not None:
-                row = _refunded(work, row, state)
-                await self._close_tables(work)
-            elif row.kind == "settle":
-                row = msgspec.structs.replace(row, amount=await self._paid(work, row, left_out))
-            await work.tx.update(msgspec.structs.replace(row, state="confirmed"))
-            match row.kind:
-                case "fund" if state is not None and work.job.state is JobState.CREATED:
-                    await self._funding.accept(work, state)
-                case "fund" if state is not None:
-                    await self._funding.follow_up(work, state)
-                case "accept" if state is not None and not state.ended:
-                    if await self._funding.follow_up(work, state):
-                        await receive(work, state, deposits)
-                case "promise":
-                    work.note("promised", f"{money(row.amount)} was promised {row.detail}")
-                    work.record(SharesPromised(told))
-                case "slash":
-                    node, reason = str(row.payload["node"]), str(row.payload["reason"])
-                    event = ledger_events.Slashed(job=job.id, node=node, amount=row.amount, reason=reason)
-                    work.memo(f"slashed:{row.id}", event)
-                    work.note("slashed", f"node {node} lost {money(row.amount)} of its stake")
-                case _:
-                    pass
+        happened = _Happened(row, state, told, deposits, left_out)
+        await self._desk.ask(row.job, partial(self._take_over, job, happened))
+
+    async def _take_over(self, job: Job, happened: _Happened, work: UnitOfWork) -> None:
+        row, state = happened.row, happened.state
+        work.count("ledger_confirmed_total")
+        if row.kind == "refund" and state is not None:
+            row = _refunded(work, row, state)
+            await self._close_tables(work)
+        elif row.kind == "settle":
+            row = msgspec.structs.replace(row, amount=await self._paid(work, row, happened.left_out))
+        await work.tx.update(msgspec.structs.replace(row, state="confirmed"))
+        match row.kind:
+            case "fund" if state is not None and work.job.state is JobState.CREATED:
+                await self._funding.accept(work, state)
+            case "fund" if state is not None:
+                await self._funding.follow_up(work, state)
+            case "accept" if state is not None and not state.ended:
+                if await self._funding.follow_up(work, state):
+                    await receive(work, state, happened.deposits)
+            case "promise":
+                work.note("promised", f"{money(row.amount)} was promised {row.detail}")
+                work.record(SharesPromised(happened.told))
+            case "slash":
+                node, reason = str(row.payload["node"]), str(row.payload["reason"])
+                event = ledger_events.Slashed(job=job.id, node=node, amount=row.amount, reason=reason)
+                work.memo(f"slashed:{row.id}", event)
+                work.note("slashed", f"node {node} lost {money(row.amount)} of its stake")
+            case _:
+                pass
 
     async def _close_tables(self, work: UnitOfWork) -> None:
         """Give back the lookup tables of a job that has ended, and with them their rent."""

@@ -13,7 +13,7 @@ before it (token accounts, a lookup table); they are worked out from the ledger 
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -61,9 +61,13 @@ class Carried:
 class Carrier:
     """Signs, stores, sends and follows. One at a time for a row."""
 
-    def __init__(self, context: Context, chain: ChainPort) -> None:
+    def __init__(
+        self, context: Context, chain: ChainPort, store: Callable[[OutboxRecord], Awaitable[OutboxRecord]]
+    ) -> None:
+        """``store``: has a row stored as it is now, and returns it so."""
         self._context = context
         self._chain = chain
+        self._store = store
         self._nonces: frozenset[str] | None = None
         self._forgotten: dict[
             str, str
@@ -197,7 +201,7 @@ class Carrier:
             case "fund":
                 return await chain.prepare_fund(job.id, row.amount, int(row.payload["deadline"])), row.amount
             case "settle":
-                tables, had = await self._tables(job, row), await self._had(row)
+                tables, had = await self._known(job, row)
                 paying = await chain.prepare_settlement(job.submitter, job.id, totals_of(row), nonce, tables, had)
                 return paying, row.amount
             case "promise":
@@ -211,20 +215,19 @@ class Carrier:
             case "table":
                 return await chain.prepare_end_of_table(str(row.payload["table"]), nonce), 0
 
-    async def _tables(self, job: Job, row: OutboxRecord) -> list[str]:
-        """The lookup tables that payouts of a job have made, oldest first."""
-        async with self._context.store.transaction() as tx:
-            rows = await tx.find(
-                OutboxRecord, col(OutboxRecord.job).equals(job.id), col(OutboxRecord.kind).equals("settle")
-            )
-        return [name for name in dict.fromkeys([*(other.lookup for other in rows), row.lookup]) if name]
+    async def _known(self, job: Job, row: OutboxRecord) -> tuple[list[str], frozenset[str]]:
+        """What a payout builds on.
 
-    async def _had(self, row: OutboxRecord) -> frozenset[str]:
-        """Payees who have had a token account: they were paid before, or this row gave them one. It is given once."""
-        payees = tuple(row.payload)
+        Returns:
+            the lookup tables that payouts of the job have made, oldest first; and payees who have had a token account: they
+            were paid before, or this row gave them one. It is given once.
+        """
+        of_job = col(OutboxRecord.job).equals(job.id)
         async with self._context.store.transaction() as tx:
-            paid = await tx.find(NodeRecord, col(NodeRecord.payout).in_(payees), col(NodeRecord.earned) > 0)
-        return frozenset({*(node.payout for node in paid), *self._made.get(row.id, ())})
+            rows = await tx.find(OutboxRecord, of_job, col(OutboxRecord.kind).equals("settle"))
+            paid = await tx.find(NodeRecord, col(NodeRecord.payout).in_(tuple(row.payload)), col(NodeRecord.earned) > 0)
+        tables = [name for name in dict.fromkeys([*(other.lookup for other in rows), row.lookup]) if name]
+        return tables, frozenset({*(node.payout for node in paid), *self._made.get(row.id, ())})
 
     async def _prepare_slash(self, row: OutboxRecord, nonce: str) -> tuple[PreparedTransaction, int]:
         node = str(row.payload["node"])
@@ -281,10 +284,6 @@ class Carrier:
         if row.nonce != stored.nonce:
             self._release(row.nonce)
         return stored
-
-    async def _store(self, row: OutboxRecord) -> OutboxRecord:
-        async with self._context.store.transaction() as tx:
-            return await tx.update(row)
 
     # Nonces: the one that has rested longest goes first, because each serves once a block.
 

@@ -55,7 +55,7 @@ class Lanes:
         self._chain = chain
         self._promises = promises
         self._confirmations = confirmations
-        self._carrier = Carrier(context, chain)
+        self._carrier = Carrier(context, chain, self._store)
         self._trouble = ""
         self._wake = asyncio.Event()
         desk.on(LedgerRowQueued, lambda _work, _event: self._wake.set())
@@ -75,6 +75,8 @@ class Lanes:
             sent = (
                 await tx.find(OutboxRecord, col(OutboxRecord.state).equals("sent")) if len(rows) == MAX_ROWS else rows
             )
+            names = tuple(sorted({row.job for row in rows}))
+            jobs = {job.id: job for job in await tx.find(Job, col(Job.id).in_(names))} if names else {}
         try:
             await self._carrier.open((*rows, *sent))
         except (LedgerUnavailableError, LedgerAnswerError) as error:
@@ -88,7 +90,10 @@ class Lanes:
             lane.sort(key=lambda row: row.kind == "refund")  # Also what has turned out to be owed since goes before it.
         gate = asyncio.Semaphore(MAX_LANES)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._carry_lane(gate, lane), name="carry") for lane in lanes.values()]
+            tasks = [
+                group.create_task(self._carry_lane(gate, jobs[job], lane), name="carry")
+                for (job, _), lane in lanes.items()
+            ]
         return any(task.result() for task in tasks)
 
     async def _pause(self) -> None:
@@ -98,13 +103,13 @@ class Lanes:
         except TimeoutError:
             return
 
-    async def _carry_lane(self, gate: asyncio.Semaphore, rows: Sequence[OutboxRecord]) -> bool:
+    async def _carry_lane(self, gate: asyncio.Semaphore, job: Job, rows: Sequence[OutboxRecord]) -> bool:
         finished = False
         async with gate:
             for row in rows:
                 try:
                     with tracing.span(f"ledger {row.kind}", "", job=row.job):
-                        done = await self._carry(row)
+                        done = await self._carry(job, row)
                     if not done:
                         break
                 except (LedgerUnavailableError, LedgerAnswerError) as error:
@@ -119,14 +124,15 @@ class Lanes:
             self._trouble = str(error)
             LOG.warning("payments wait for the ledger: %s", error)
 
-    async def _carry(self, row: OutboxRecord) -> bool:
-        """Bring one row on; whether it is over."""
-        async with self._context.store.transaction() as tx:
-            job = await tx.get(Job, row.job)
+    async def _carry(self, job: Job, row: OutboxRecord) -> bool:
+        """Bring one row on; whether it is over. ``job``: as it was when its rows were read."""
         opening = row.kind == "accept" or (row.kind == "fund" and "total" not in row.payload)
-        if row.state == "queued" and opening and job.state is not JobState.CREATED:
-            await self._give_up(row, f"the job is {job.state} already")
-            return True
+        if row.state == "queued" and opening:
+            async with self._context.store.transaction() as tx:
+                job = await tx.get(Job, row.job)
+            if job.state is not JobState.CREATED:
+                await self._give_up(row, f"the job is {job.state} already")
+                return True
         if row.state == "queued" and row.kind == "refund" and (waits := await self._secure(row)):
             return waits == "given up"
         carried = await self._carrier.carry(job, row)
@@ -139,6 +145,10 @@ class Lanes:
                 await self._give_up(carried.row, carried.reason)
         self._carrier.over(carried.row)
         return True
+
+    async def _store(self, row: OutboxRecord) -> OutboxRecord:
+        """Store a row as it is now, in a transaction that others share: what is signed at the same time waits for one commit."""
+        return await self._desk.ask(row.job, lambda work: work.tx.update(row))
 
     async def _secure(self, row: OutboxRecord) -> Literal["", "waiting", "given up"]:
         """Promise what could not be paid before the rest goes back; whether the refund has to wait, or must not be."""
