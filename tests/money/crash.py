@@ -10,9 +10,10 @@ from typing import Any
 
 from tests.sim.world import CrashError
 
+# What is signed, and what came of it, is stored by errands.
 SERVICE = (
     *(f"coordinator/services/payments/{name}.py" for name in ("outbox_lanes", "confirmations", "settlement")),
-    "coordinator/services/core/errands.py",  # What is signed, and what came of it, is stored by these.
+    "coordinator/services/core/errands.py",
 )
 
 
