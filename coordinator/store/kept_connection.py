@@ -34,9 +34,8 @@ class KeptConnection:
         self._engine, self._ownership, self._do = engine, ownership, do
         self._rests: AsyncConnection | None = None
         self._closed = False
-        self._may_die = (
-            engine.dialect.name != "sqlite"
-        )  # A file that is held by another process stays so on any connection.
+        # A file that is held by another process stays so on any connection.
+        self._may_die = engine.dialect.name != "sqlite"
         self.begins = ownership is not None or not self._may_die
 
     async def begun(self) -> AsyncConnection:
