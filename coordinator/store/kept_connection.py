@@ -33,7 +33,10 @@ class KeptConnection:
         """``do``: how something is said, when whoever waits for it may be cancelled."""
         self._engine, self._ownership, self._do = engine, ownership, do
         self._rests: AsyncConnection | None = None
-        self.begins = ownership is not None or engine.dialect.name == "sqlite"
+        self._closed = False
+        # A file that is held by another process stays so on any connection.
+        self._may_die = engine.dialect.name != "sqlite"
+        self.begins = ownership is not None or not self._may_die
 
     async def begun(self) -> AsyncConnection:
         """A connection on which a transaction begins; to be given back to ``over``.
@@ -46,7 +49,7 @@ class KeptConnection:
             try:
                 return await self._begin(rested)
             except (StoreAwayError, SQLAlchemyError) as error:
-                if isinstance(error.__cause__, TimeoutError):
+                if isinstance(error.__cause__, TimeoutError) or not self._may_die:
                     raise  # Another one would wait as long.
         connection = self._engine.connect()
         try:
@@ -59,13 +62,14 @@ class KeptConnection:
 
     async def over(self, connection: AsyncConnection, ended: bool) -> None:
         """Take a connection back: it rests where its transaction has ``ended``, else what was not committed is undone."""
-        if ended and self.begins:
+        if ended and self.begins and not self._closed:
             self._rests = connection
         else:
             await _let_go(connection)
 
     async def close(self) -> None:
-        """Close the one that rests."""
+        """Close the one that rests; who has one under way still gives it back."""
+        self._closed = True
         rested, self._rests = self._rests, None
         if rested is not None:
             await whole(_let_go(rested))

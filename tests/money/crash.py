@@ -10,7 +10,11 @@ from typing import Any
 
 from tests.sim.world import CrashError
 
-SERVICE = tuple(f"coordinator/services/payments/{name}.py" for name in ("outbox_lanes", "confirmations", "settlement"))
+# What is signed, and what came of it, is stored by errands.
+SERVICE = (
+    *(f"coordinator/services/payments/{name}.py" for name in ("outbox_lanes", "confirmations", "settlement")),
+    "coordinator/services/core/errands.py",
+)
 
 
 class Fuse:

@@ -1,5 +1,6 @@
 """One connection for what follows each other, and statements that go to the driver: counted, not timed."""
 
+import sqlite3
 from collections import Counter
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,8 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 from common.clock import SystemClock
 from common.untrusted_text import untrusted
-from coordinator.errors import ConflictError
+from coordinator.errors import ConflictError, StoreAwayError
+from coordinator.store import sql
 from coordinator.store.ownership import Ownership
 from coordinator.store.ports import col
 from coordinator.store.records import EventRecord, MachineDay, OutboxRecord
@@ -119,6 +121,41 @@ async def test_a_key_that_is_taken_is_a_conflict_alone_and_among_several(store: 
             await keep(*several)
     async with store.transaction() as tx:
         assert [day.day for day in await tx.find(MachineDay, col(MachineDay.node).equals(NODE))] == [1]
+
+
+async def test_a_store_that_is_closed_meanwhile_keeps_no_connection(store: SqlStore, taken: Counter[str]) -> None:
+    async with store.transaction() as tx:
+        await tx.insert(line(1))
+        await store.close()
+    assert taken == {"checkout": 1, "checkin": 1}
+
+
+async def test_a_file_that_another_process_holds_is_waited_for_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sql, "BUSY_MS", 20)
+    begun: list[str] = []
+    as_it_is = aiosqlite.Connection.execute_fetchall
+
+    async def counted(self: aiosqlite.Connection, statement: str, *given: Any) -> Any:
+        begun.append(statement)
+        return await as_it_is(self, statement, *given)
+
+    store = await SqlStore.open(f"sqlite+aiosqlite:///{tmp_path / 'test.db'}")
+    async with store.transaction() as tx:
+        await tx.insert(line(1))
+    holder = sqlite3.connect(tmp_path / "test.db", isolation_level=None)
+    holder.execute("BEGIN IMMEDIATE")
+    monkeypatch.setattr(aiosqlite.Connection, "execute_fetchall", counted)
+    with pytest.raises(StoreAwayError) as caught:
+        async with store.transaction():
+            pass
+    assert "locked" in str(caught.value.cause)
+    assert begun == ["BEGIN IMMEDIATE"], "it would be held on another connection, too"
+    holder.close()
+    async with store.transaction() as tx:
+        assert len(await tx.find(EventRecord, col(EventRecord.job).equals(JOB))) == 1
+    await store.close()
 
 
 @needs_postgres
