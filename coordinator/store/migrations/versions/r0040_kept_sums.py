@@ -15,7 +15,7 @@ _OF = (
 
 
 def upgrade() -> None:
-    """What is there is summed once. An earlier version works with them, and keeps them right: the database adds to them."""
+    """What is there is summed once. An earlier version that is still at work keeps them right: the database adds to them."""
     for of, name, by, fields in _OF:
         halves = [f"{field}_{half}" for field in fields for half in ("high", "low")]
         op.create_table(
