@@ -48,7 +48,8 @@ async def test_a_lie_in_an_opening_without_its_anchor_is_proven_with_the_one_tha
     assert world.chain.slashed
 
 
-@pytest.mark.parametrize("seed", [5, 6])
+# Worlds in which the accuser is first asked about an opening without its anchor: afterwards nobody asks it any more.
+@pytest.mark.parametrize("seed", [6, 8])
 async def test_a_false_accuser_stores_an_anchor_and_gains_nothing(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("coordinator.services.audits.sampling.OPENED_WHOLE", 1 << 33)
     world, audits = await trained(seed, n4={"accuse": True})
