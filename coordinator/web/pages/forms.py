@@ -4,7 +4,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from typing import Any, Literal, get_args, get_type_hints
 
 import msgspec
@@ -36,6 +36,7 @@ OWN_CONFIG = "config"
 FROM_JOB = "job"
 PREFERENCE = "training.preference.beta"
 TASKS = "evaluation.tasks"
+_types = cache(partial(get_type_hints, include_extras=True))  # Of each part, its fields' names and bounds.
 _PARTS: Mapping[str, type[msgspec.Struct]] = {
     "model": ModelSpec,
     "dataset": DatasetSpec,
@@ -575,11 +576,6 @@ def _put(document: dict[str, Any], name: str, value: Any, errors: dict[str, str]
     for inner in part.split(".") if part else ():
         document = document.setdefault(inner, {})
     document[key] = value
-
-
-@cache
-def _types(part: type[msgspec.Struct]) -> Mapping[str, Any]:
-    return get_type_hints(part, include_extras=True)
 
 
 def read_wallet(values: dict[str, str], errors: dict[str, str]) -> str | None:

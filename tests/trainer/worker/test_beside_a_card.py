@@ -10,23 +10,17 @@ import torch
 from protocol.task import OpenStep
 from protocol.worker import RecordKept, RecordRecall
 from tests.trainer.card import NAME, OnCard, card
-from tests.trainer.small import commit_round, job, pipeline, training
+from tests.trainer.small import commit_round, pipeline, training
 from tests.trainer.worker.test_memory import in_small_parts
-from tests.trainer.worker.test_recalls import Socket
+from tests.trainer.worker.test_recalls import LEAN, Socket, opened_by
+from tests.trainer.worker.test_restored import TOTAL
 from trainer import transfer
 from trainer.audit import shown_state
 from trainer.data.data import TokenFile
-from trainer.data.folder import open_files
-from trainer.files.inputs import InputFolder
 from trainer.outer import OuterState
 from trainer.stage.stage import Stage
 from trainer.worker.arriving_state import ArrivingState
-from trainer.worker.inbox import ReturnedRecord, WorkerInbox
-from trainer.worker.opening_service import OpeningService
-from trainer.worker.recalls import Recalls
-
-LEAN: dict[str, Any] = {"memory": "lean", "precision": "bf16", "pseudo_gradient": "coarse", "outer_momentum": 0.5}
-TOTAL = 12
+from trainer.worker.inbox import ReturnedRecord
 
 
 def in_main_memory(least: int) -> int:
@@ -45,11 +39,10 @@ def test_a_round_that_came_back_is_shown_from_the_card_a_little_at_a_time(
     monkeypatch.setattr(transfer, "_PART", 1 << 12)
     socket, samples = Socket(), list[int]()
     with card():
-        line = pipeline("llama", 1, tokens, training(commit_every=2, **LEAN), device=NAME)
+        line = pipeline("llama", 1, tokens, training(commit_every=2, **LEAN["lean, coarse"]), device=NAME)
         [stage] = line.stages
         stage.load(transfer.fetched(stage.values()).bfloat16().float())
-        openings = OpeningService(stage, open_files(InputFolder(folder), job()), 0, socket)  # type: ignore[arg-type]
-        recalls = Recalls(openings, stage, socket, WorkerInbox(lambda *_: None))  # type: ignore[arg-type]
+        openings, recalls = opened_by(stage, folder, socket)
         done = commit_round(line, 0, 6, TOTAL)
         due = done.opening(3)
         done.trace.states = {0: done.trace.states[0]}

@@ -139,14 +139,22 @@ class Socket:
         left.set_result(None)
 
 
+def opened_by(
+    stage: Stage, folder: Path, socket: Socket, inbox: WorkerInbox | None = None
+) -> tuple[OpeningService, Recalls]:
+    """What opens rounds of a stage, and what has them back for it."""
+    inbox = inbox or WorkerInbox(lambda *_: None)
+    service = OpeningService(stage, open_files(InputFolder(folder), job()), 0, socket)  # type: ignore[arg-type]
+    return service, Recalls(service, stage, socket, inbox)  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("method", [{}, LEAN["lean, coarse"]], ids=["float32", "lean"])
 def test_the_memory_is_free_meanwhile_and_a_later_segment_is_run_up_to(
     method: dict[str, Any], folder: Path, tokens: TokenFile
 ) -> None:
     line, socket = pipeline("llama", 2, tokens, training(commit_every=2, **method)), Socket()
     stage = line.stages[1]
-    openings = OpeningService(stage, open_files(InputFolder(folder), job()), 0, socket)  # type: ignore[arg-type]
-    recalls = Recalls(openings, stage, socket, WorkerInbox(lambda *_: None))  # type: ignore[arg-type]
+    openings, recalls = opened_by(stage, folder, socket)
     done = commit_round(line, 1, 6, TOTAL)
     due = done.opening(3)
     done.trace.states = {0: done.trace.states[0]}
@@ -193,10 +201,9 @@ def test_beside_a_card_one_round_is_asked_for_at_a_time(
     monkeypatch.setattr(Stage, "makes_room", property(lambda _: True))
     line, socket = pipeline("llama", 2, tokens, training(commit_every=2, **LEAN["lean, coarse"])), Socket()
     stage = line.stages[1]
-    openings = OpeningService(stage, open_files(InputFolder(folder), job()), 0, socket)  # type: ignore[arg-type]
     recalls: Recalls
     inbox = WorkerInbox(lambda back, *_: recalls.serve(back, lambda *_: None))  # type: ignore[arg-type]
-    recalls = Recalls(openings, stage, socket, inbox)  # type: ignore[arg-type]
+    openings, recalls = opened_by(stage, folder, socket, inbox)
     openings.recalled = recalls.settle
     for number in range(2):
         done = commit_round(line, 1, 2, TOTAL, 2 * number)
