@@ -35,6 +35,14 @@ class ElsewhereError(Exception):
     """
 
 
+class OtherCellError(ElsewhereError):
+    """A job is another cell's: the request is led to whoever carries that one."""
+
+    def __init__(self, job: str, cell: int) -> None:
+        super().__init__(f"job {job} is carried by cell {cell}")
+        self.cell = cell
+
+
 class CottageError(Exception):
     """Base of everything that is answered with a clear text instead of a traceback."""
 

@@ -2,13 +2,14 @@
 
 Triggers add to them in the statement that changes what they are of (migration 0040), whoever says it. So they take the same
 however many have ended, and hold with several writers, in a snapshot, and after an earlier version has worked meanwhile. What an
-amount sums to has two halves of 32 bits: amounts that fit a column may not do so together, and SQLite would round them.
+amount sums to has two halves of 32 bits: amounts that fit a column may not do so together, and SQLite would round them. Each cell
+adds to rows of its own (migration 0041), so that coordinators that work beside each other do not wait for each other.
 """
 
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from sqlalchemy import BigInteger, Column, PrimaryKeyConstraint, String, Table
+from sqlalchemy import BigInteger, Column, PrimaryKeyConstraint, SmallInteger, String, Table
 
 from coordinator.store.period_tables import metadata
 
@@ -31,9 +32,10 @@ def _kept(name: str, by: tuple[str, ...], fields: tuple[str, ...]) -> KeptSums:
     table = Table(
         name,
         metadata,
+        Column("cell", SmallInteger, nullable=False),
         *(Column(key, String(16), nullable=False) for key in by),
         *(Column(column, BigInteger, nullable=False) for column in ("number", *halves)),
-        PrimaryKeyConstraint(*by),
+        PrimaryKeyConstraint("cell", *by),
     )
     return KeptSums(table, frozenset(by), frozenset(fields))
 

@@ -126,3 +126,8 @@ KINDS: Mapping[type[msgspec.Struct], RecordKind] = {
     AccusedAnswer: RecordKind("accused_answers", ("id",), ("began", "id"), frozenset({"witnesses"})),
     FileRecord: RecordKind("files", ("account_id", "artifact"), ("created", "artifact")),
 }
+
+
+def job_of(kind: type[msgspec.Struct]) -> str | None:
+    """The field that names the job to which a record belongs; None: it belongs to none, or to several."""
+    return "id" if kind is Job else "job" if "job" in kind.__struct_fields__ else None

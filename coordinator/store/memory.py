@@ -126,6 +126,9 @@ class _Memory:
         self.written.get(type(record), {}).pop(key, None)
         self.deleted.setdefault(type(record), set()).add(key)
 
+    async def hold_shared(self) -> None:
+        """Nobody else is at work."""
+
     def _write(self, record: msgspec.Struct) -> None:
         key = KINDS[type(record)].key_of(record)
         self.deleted.get(type(record), set()).discard(key)

@@ -110,6 +110,9 @@ class _Noticing:
         self._notice(record)
         await self.inner.delete(record)
 
+    async def hold_shared(self) -> None:
+        await self.inner.hold_shared()
+
     def _notice(self, *records: msgspec.Struct) -> None:
         for record in records:
             if (field := _JOB_OF.get(type(record))) is not None:

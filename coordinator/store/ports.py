@@ -123,6 +123,12 @@ class Transaction(Protocol):
     async def delete(self, record: msgspec.Struct) -> None:
         """Forget a record, whatever its version; NotFoundError where it is not kept."""
 
+    async def hold_shared(self) -> None:
+        """Before records are read that several cells change (of nodes, their credit and days), in order to change them.
+
+        Whoever else wants to waits until this transaction has ended. With one coordinator at work nobody else does.
+        """
+
 
 class Store(Protocol):
     """Where records are kept."""

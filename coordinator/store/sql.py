@@ -3,7 +3,7 @@
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
@@ -21,6 +21,7 @@ from sqlalchemy import (
     Select,
     String,
     Table,
+    TextClause,
     Update,
     and_,
     bindparam,
@@ -30,6 +31,7 @@ from sqlalchemy import (
     insert,
     literal_column,
     select,
+    text,
     tuple_,
     update,
 )
@@ -39,14 +41,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import StaticPool
 
 from common import tracing
-from coordinator.errors import ConflictError, NotFoundError, StoreAwayError
+from coordinator.domain.cells import DIGITS, WHOLE, Cell, cell_of
+from coordinator.domain.job import Job
+from coordinator.errors import ConflictError, NotFoundError, OtherCellError, StoreAwayError
 from coordinator.store.direct import Direct
 from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.kept_connection import KeptConnection, cut_short, whole
 from coordinator.store.kept_sums import HALF_BITS, KEPT_SUMS, metadata
-from coordinator.store.kinds import KINDS, RecordKind
+from coordinator.store.kinds import KINDS, RecordKind, job_of
 from coordinator.store.ownership import Ownership
-from coordinator.store.ports import Column, Condition, Operator, Place, R, Scalar, Transaction, fields_of
+from coordinator.store.ports import Column, Condition, Operator, Place, R, Scalar, Store, Transaction, fields_of
 from coordinator.store.turns import Turns
 
 T = TypeVar("T")
@@ -55,6 +59,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
 FEW = 16  # Values of one condition that have a place each; a statement for each number of more would fill the memory.
 MANY = 16  # Changes that are worth a statement that is said once with all values: it goes through SQLAlchemy.
+_HOLD = text("SELECT pg_advisory_xact_lock(7073698)")
 MAX_STEADY = 16 << 10  # Characters of a value that is kept decoded: a document may have a megabyte.
 SYNCHRONOUS = "FULL"  # What was committed survives a power cut, for 7 ms of a commit.
 
@@ -62,24 +67,25 @@ SYNCHRONOUS = "FULL"  # What was committed survives a power cut, for 7 ms of a c
 class SqlStore:
     """Made by ``open``, which brings the schema up to date."""
 
-    def __init__(self, engine: AsyncEngine, ownership: Ownership | None = None) -> None:
-        self._engine = engine
+    def __init__(self, engine: AsyncEngine, ownership: Ownership | None = None, cell: Cell = WHOLE) -> None:
+        self._engine, self._cell = engine, cell
         self._turns = Turns()  # SQLite has one writer: waiting here is fairer than its busy loop.
         # A statement of SQLite's that is broken off takes its connection along, which keeps the lock of the file for ever.
         self._do = whole if engine.dialect.name == "sqlite" else cut_short
         self._kept = KeptConnection(engine, ownership, self._do)
 
     @classmethod
-    async def open(cls, url: str, ownership: Ownership | None = None) -> "SqlStore":
+    async def open(cls, url: str, ownership: Ownership | None = None, cell: Cell = WHOLE) -> "SqlStore":
         """Connect to ``sqlite+aiosqlite:///file`` (or another async URL) and run the migrations that are missing.
 
         Args:
             ownership: by which each transaction sees that this process may still change anything.
+            cell: whose jobs are found, and what follows from them; another cell's are not there.
         Raises:
             StoreError: that is not possible; the text says why, and what to do.
         """
         try:
-            engine = _engine(url, ownership)
+            engine = _engine(url, ownership, cell)
             if engine.dialect.name == "sqlite":
                 _touch(engine)
             try:
@@ -90,7 +96,12 @@ class SqlStore:
                 raise
         except UNUSABLE as error:
             raise unusable(url, error) from error
-        return cls(engine, ownership)
+        return cls(engine, ownership, cell)
+
+    @property
+    def whole(self) -> Store:
+        """The same with the jobs of every cell: for what is counted, shown or tidied up of all."""
+        return self if self._cell.of == 1 else _AllCells(self)
 
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
@@ -99,19 +110,25 @@ class SqlStore:
         Raises:
             StoreAwayError: the database does not answer. Where that was at the end, nobody knows whether it had committed.
         """
+        async with self.begin(self._cell) as transaction:
+            yield transaction
+
+    @asynccontextmanager
+    async def begin(self, found: Cell | None) -> AsyncIterator[Transaction]:
+        """A transaction that finds jobs of one cell; None: of all."""
         with tracing.span("transaction", db_system_name=self._engine.dialect.name):
-            async with self._transaction() as transaction:
+            async with self._transaction(found) as transaction:
                 yield transaction
 
     @asynccontextmanager
-    async def _transaction(self) -> AsyncIterator[Transaction]:
+    async def _transaction(self, found: Cell | None) -> AsyncIterator[Transaction]:
         with tracing.span("wait for the database"):
             await self._turns.take()
         away: StoreAwayError | None = None
         try:
             connection, ended = await self._kept.begun(), False
             try:
-                yield SqlTransaction(connection, self._do, begun=self._kept.begins)
+                yield SqlTransaction(connection, self._do, self._kept.begins, found or WHOLE, self._cell.of > 1)
                 async with answering():
                     await self._do(connection.commit())
                 ended = True
@@ -129,14 +146,38 @@ class SqlStore:
         await self._engine.dispose()
 
 
+class _AllCells:
+    """Implements ``ports.Store`` over the one of a cell, which closes it."""
+
+    def __init__(self, store: SqlStore) -> None:
+        self._store = store
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        """As the store has it."""
+        return self._store.begin(None)
+
+    async def close(self) -> None:
+        """Nothing of its own."""
+
+
 class SqlTransaction:
     """Implements ``ports.Transaction``."""
 
     def __init__(
-        self, connection: AsyncConnection, do: Callable[[Awaitable[Any]], Awaitable[Any]], begun: bool = False
+        self,
+        connection: AsyncConnection,
+        do: Callable[[Awaitable[Any]], Awaitable[Any]],
+        begun: bool = False,
+        cell: Cell = WHOLE,
+        beside: bool = False,
     ) -> None:
-        """``begun``: something was said on the connection since the last transaction on it ended."""
-        self._connection, self._do, self._begun = connection, do, begun
+        """Nothing was asked yet.
+
+        Args:
+            begun: something was said on the connection since the last transaction on it ended.
+            cell: whose jobs are found. ``beside``: other coordinators change the database, too.
+        """
+        self._connection, self._do, self._begun, self._cell, self._beside = connection, do, begun, cell, beside
         self._direct = Direct(connection)
 
     async def _execute(
@@ -161,8 +202,14 @@ class SqlTransaction:
             return counted
         return int((await self._execute(statement, values)).rowcount)
 
+    async def hold_shared(self) -> None:
+        if self._beside:
+            await self._execute(_HOLD)
+
     async def get(self, kind: type[R], *key: Scalar) -> R:
         how = KINDS[kind]
+        if kind is Job and not self._cell.has(job := str(key[0])):
+            raise OtherCellError(job, cell_of(job, self._cell.of))
         where = [Condition(kind, field, "=", value) for field, value in zip(how.key, key, strict=True)]
         found = await self.find(kind, *where)
         if not found:
@@ -186,7 +233,7 @@ class SqlTransaction:
             values["limit"] = limit
         if offset:
             values["offset"] = offset
-        query = _query(kind, shape, newest, after is not None, limit is not None, bool(offset))
+        query = _query(kind, shape, newest, after is not None, limit is not None, bool(offset), self._cell)
         read, same = _reader(kind), {one.field for one in shape if one.operator == "="}
         found = await self._rows(query, values, one=same.issuperset(KINDS[kind].key))
         return [cast(R, read(tuple(row))) for row in found]
@@ -281,12 +328,14 @@ def migrate(connection: Connection, to: str = "head") -> None:
     connection.commit()
 
 
-def _engine(url: str, ownership: Ownership | None) -> AsyncEngine:
+def _engine(url: str, ownership: Ownership | None, cell: Cell) -> AsyncEngine:
     """A connection that has died while it rested is replaced before anybody is given it."""
     if ":memory:" in url:
         engine = create_async_engine(url, poolclass=StaticPool)
     else:
-        arguments = {} if ownership is None else {"server_settings": {"application_name": ownership.name}}
+        settings = {} if cell.of == 1 else {"cottage.cell": str(cell.number)}  # Whose sums a change is added to.
+        settings |= {} if ownership is None else {"application_name": ownership.name}
+        arguments = {"server_settings": settings} if settings else {}
         engine = create_async_engine(url, pool_pre_ping=not url.startswith("sqlite"), connect_args=arguments)
     if engine.dialect.name == "sqlite":
         _prepare_sqlite(engine)
@@ -373,7 +422,13 @@ def _values(where: Sequence[Condition]) -> dict[str, Scalar | list[Scalar]]:
 
 @lru_cache(maxsize=4_096)
 def _query(
-    kind: type[msgspec.Struct], where: tuple[_Shape, ...], newest: bool, after: bool, limited: bool, shifted: bool
+    kind: type[msgspec.Struct],
+    where: tuple[_Shape, ...],
+    newest: bool,
+    after: bool,
+    limited: bool,
+    shifted: bool,
+    cell: Cell,
 ) -> Select[Any]:
     how, table = KINDS[kind], metadata.tables[KINDS[kind].name]
     order = [table.c[field].desc() if newest else table.c[field].asc() for field in how.order]
@@ -383,9 +438,17 @@ def _query(
         there = tuple_(*(bindparam(f"after_{at}", type_=table.c[field].type) for at, field in enumerate(how.order)))
         here = tuple_(*(table.c[field] for field in how.order))
         query = query.where(here < there if newest else here > there)
+    if cell.of > 1 and (job := job_of(kind)) is not None:
+        query = query.where(_in_cell(f"{how.name}.{job}", cell))
     if limited:
         query = query.limit(bindparam("limit", type_=Integer))
     return query.offset(bindparam("offset", type_=Integer)) if shifted else query
+
+
+def _in_cell(column: str, cell: Cell) -> TextClause:
+    """``Cell.has``, as PostgreSQL says it: hexadecimal digits as a number of as many bits, and none of them as 0."""
+    number = f"('x' || substr({column}, 1, {DIGITS}))::bit({4 * DIGITS})::int"
+    return text(f"{number} % {cell.of} = {cell.number}")
 
 
 @lru_cache(maxsize=1_024)

@@ -237,7 +237,7 @@ class JobService:
     ) -> api.JobView:
         now = self._context.clock.time()
         made = Job(
-            id=job or self._context.new_id(),
+            id=job or self._context.new_job(),
             name=spec.name,
             state=JobState.CREATED,
             spec=spec,
