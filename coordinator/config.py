@@ -81,7 +81,7 @@ class Config:
 
     Attributes:
         data: folder of the database, the key, artifacts and uploads.
-        cells: parts that jobs are carried in, each by one of the coordinators that share a PostgreSQL database (``domain.cells``).
+        cells: parts that jobs are carried in, each by one of the coordinators of a PostgreSQL database (``domain.cells``).
         store: a bucket for artifacts, as s3://BUCKET/PREFIX; None: they lie in the data folder.
         store_gigabytes: that the bucket may hold; what an account may have here is a share of it.
         store_cache_gigabytes: of the bucket's artifacts that stay in the data folder too, while nobody works on them.

@@ -1,4 +1,4 @@
-"""Sums of jobs and of ledger rows in a row for each cell that adds to them: coordinators that work beside each other do not wait there."""
+"""Sums of jobs and ledger rows in a row for each cell that adds to them: cells do not wait for each other there."""
 
 from collections.abc import Iterator
 
@@ -64,7 +64,7 @@ def _triggers(of: str, name: str, part: tuple[str, ...], by: tuple[str, ...], fi
         listed = ", ".join((*cell, *(f"{row}.{key}" for key in by), *values))
         return f"INSERT INTO {name} VALUES ({listed}) ON CONFLICT ({keys}) DO UPDATE SET {more};"  # noqa: S608 - as above.
 
-    # A row may have been another cell's before: what is taken from here may be less than nothing, and the sum over cells is right.
+    # A row may have been another cell's before: what is left here may be less than nothing, and the sum over cells is right.
     take, add = added("OLD", tuple(f"-{value}" for value in old)), added("NEW", new)
     update = f"UPDATE OF {', '.join((*by, *fields))}"
     if op.get_bind().dialect.name == "sqlite":
