@@ -47,3 +47,17 @@ def cell_of_token(token: str, cells: int) -> int | None:
     number, mark, _ = token.partition(_MARK)
     known = mark and number.isascii() and number.isdigit() and len(number) <= 2 and int(number) < cells
     return int(number) if known else None
+
+
+class CellState(msgspec.Struct, frozen=True):
+    """How a cell does, as it tells the others.
+
+    Attributes:
+        wanted: nodes that its jobs lack and are free nowhere in it.
+        idle: nodes here that hold nothing and may be given work.
+        nodes: that are here.
+    """
+
+    wanted: int = 0
+    idle: int = 0
+    nodes: int = 0
