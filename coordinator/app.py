@@ -3,19 +3,22 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any, Final
 
 from aiohttp import web
 
 from common.clock import Clock, SystemClock
 from common.own_folders import make_folder
-from common.urls import url_of
+from common.urls import parse_url, url_of
 from coordinator import restoring, standby
+from coordinator.cells_at_work import CellWork, serve_cells
 from coordinator.config import Config
+from coordinator.domain.cells import WHOLE
 from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.accounts.expiry import Forgetting
@@ -348,12 +351,13 @@ def _notices(context: Context, outside: OpenSession | None) -> tuple[NoticeServi
 
 @asynccontextmanager
 async def build(
-    config: Config, clock: Clock | None = None, ownership: Ownership | None = None
+    config: Config, clock: Clock | None = None, ownership: Ownership | None = None, beside: CellWork | None = None
 ) -> AsyncIterator[tuple[web.Application, CoordinatorParts]]:
     """A coordinator with its ledger, database and folders, ready to be served and looped.
 
     Args:
         ownership: of a database that other coordinators wait for.
+        beside: of which cell it is, where there are several.
     Raises:
         LedgerError: the ledger does not answer, or has no market program.
         StoreError: the database or the bucket cannot be used.
@@ -368,14 +372,16 @@ async def build(
         )
         has_wallet = config.test_wallet and await _fill(ledger, key.address, wallet.address)
         chain = LedgerChain(ledger, config.ledger_url, key.seed, wallet.seed, key.address)
-        store = await SqlStore.open(config.database, ownership)
+        cell = WHOLE if beside is None else beside.cell
+        store = await SqlStore.open(config.database, ownership, cell)
         stack.push_async_callback(store.close)
         clock = clock or SystemClock()
         artifacts = await stack.enter_async_context(store_of(config, clock, key.address))
         room = Room(config.data)
+        folder = config.data if cell.number == 0 else config.data / f"cell-{cell.number}"
         files = FileOwnership(store, clock, artifacts.total, config.retention.uploads)
-        uploads = UploadService(config.data / "uploads", artifacts, clock, kept=files, room=room)
-        tools = TrainerTools(artifacts, config.data / "scratch", config.prepare_seconds, config.prepare_memory_mb)
+        uploads = UploadService(folder / "uploads", artifacts, clock, kept=files, room=room)
+        tools = TrainerTools(artifacts, folder / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         engines = Engines(tools.served)
         stack.push_async_callback(engines.close)
         test_wallet = wallet.address if has_wallet else None
@@ -400,7 +406,7 @@ async def build(
         stack.push_async_callback(parts.desk.close)
         budgets = Budgets(store, clock)
         signs = VitalSigns(parts.context, parts.nodes, parts.leases, sponsor, artifacts)
-        checks = DatasetChecks(config.data / "checks", artifacts, tools, budgets)
+        checks = DatasetChecks(folder / "checks", artifacts, tools, budgets)
         parts = replace(parts, checks=checks, vital_signs=signs)
         app = web.Application(middlewares=[measured(parts.context.metrics)])
         NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
@@ -459,33 +465,50 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
     Args:
         ready: called with the base address once it serves.
     """
+    if config.cells > 1:
+        await serve_cells(config, ready, stopping, partial(_carry, config))
+        return
+    config, own = _with_auditor(config, config.data)
+    async with standby.ownership_of(config, SystemClock()) as ownership:
+        if ownership is None:
+            await _work(config, own, ready, (stopping,))
+            return
+        while not stopping.is_set() and await standby.wait(config, ownership, stopping):
+            async with ownership.kept() as lost:
+                await _work(config, own, ready, (stopping, lost), ownership)
+
+
+async def _carry(config: Config, work: CellWork) -> None:
+    """Be the coordinator of a cell, at a port of its own."""
+    folder = config.data if work.cell.number == 0 else config.data / f"cell-{work.cell.number}"
+    make_folder(folder)
+    config, own = _with_auditor(replace(config, port=0), folder)
+    await _work(config, own, lambda _: None, work.ends, work.ownership, work)
+
+
+def _with_auditor(config: Config, folder: Path) -> tuple[Config, OwnAuditor | None]:
+    """The settings with the auditor that runs beside this coordinator, if one can; its key is in ``folder``."""
     own = None
     if why_not := lacks() if config.own_auditor else "it is switched off":
         config = replace(config, no_auditor=why_not)
     else:
-        own = OwnAuditor(config.data, SystemClock())
+        own = OwnAuditor(folder, SystemClock())
         config = replace(config, auditors=config.auditors | {own.address})
     if not config.auditors:
         LOG.warning("%s", nobody_looks(config))
-    async with standby.ownership_of(config, SystemClock()) as ownership:
-        if ownership is None:
-            await _work(config, own, ready, stopping)
-            return
-        while not stopping.is_set() and await standby.wait(config, ownership, stopping):
-            async with ownership.kept() as lost:
-                await _work(config, own, ready, stopping, ownership, lost)
+    return config, own
 
 
 async def _work(
     config: Config,
     own: OwnAuditor | None,
     ready: Callable[[str], None],
-    stopping: asyncio.Event,
+    ends: Sequence[asyncio.Event],
     ownership: Ownership | None = None,
-    lost: asyncio.Event | None = None,
+    beside: CellWork | None = None,
 ) -> None:
-    """Be the coordinator, until asked to stop or another one is."""
-    async with build(config, ownership=ownership) as (app, parts):
+    """Be the coordinator, until one of ``ends`` says that it is asked to stop, or that another one is."""
+    async with build(config, ownership=ownership, beside=beside) as (app, parts):
         runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S)
         await runner.setup()
         assert runner.server is not None
@@ -495,14 +518,21 @@ async def _work(
             url = url_of(config.host, _port_of(runner))
             if ownership is not None:
                 anywhere = config.reachable_at is None and is_anywhere(config.host)
-                ownership.open_door(config.reachable_at or url, anywhere)
+                ownership.open_door(_reached_at(config, url), anywhere)
             ready(url)
             loops = parts.loops()
             if own is not None:
                 loops["auditor"] = partial(own.run, url)
-            await _loop(loops, stopping, *(() if lost is None else (lost,)))
+            await _loop(loops, *ends)
         finally:
             await runner.cleanup()
+
+
+def _reached_at(config: Config, url: str) -> str:
+    """Where other coordinators reach this one, which serves at ``url``; of a cell they know the machine, and not the port."""
+    if config.reachable_at is None or config.cells == 1:
+        return config.reachable_at or url
+    return str(parse_url(config.reachable_at).with_port(parse_url(url).port))
 
 
 async def _loop(loops: Mapping[str, Callable[[], Coroutine[Any, Any, None]]], *ends: asyncio.Event) -> None:

@@ -21,6 +21,7 @@ from common.token_worth import TokenWorth
 from common.urls import is_loopback, parse_url, split
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, OfferedTasks, RetentionPolicy, TurnRelay
+from coordinator.domain.cells import MAX_CELLS
 from coordinator.domain.lenders import LendersListError
 from coordinator.errors import InvalidError, StoreAwayError, StoreError, UnavailableError
 from coordinator.services.artifacts.bucket.address import parse_bucket
@@ -126,7 +127,8 @@ def _config(options: argparse.Namespace) -> Config:
         host=options.host,
         port=options.port,
         reachable_at=options.reachable_at,
-        database_url=database_of(options),
+        database_url=(database := database_of(options)),
+        cells=_cells(options, database),
         store=options.store,
         store_gigabytes=options.store_gigabytes,
         store_cache_gigabytes=options.store_cache_gigabytes,
@@ -169,6 +171,22 @@ def _config(options: argparse.Namespace) -> Config:
     )
 
 
+def _cells(options: argparse.Namespace, database: str | None) -> int:
+    cells: int = options.cells
+    if cells > 1 and (database is None or not database.startswith("postgresql")):
+        raise SettingError(
+            f"--cells {cells} needs --database-url with a PostgreSQL: several coordinators cannot share a file of SQLite"
+        )
+    return cells
+
+
+def _number_of_cells(text: str) -> int:
+    value = whole(text)
+    if not 1 <= value <= MAX_CELLS:
+        raise argparse.ArgumentTypeError(f"{text} is out of bounds: choose 1 to {MAX_CELLS} cells")
+    return value
+
+
 def _parser() -> argparse.ArgumentParser:
     parser: argparse.ArgumentParser = configargparse.ArgumentParser(
         prog="cottage serve",
@@ -198,6 +216,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     password = "the database's password, where the address has none"  # noqa: S105 - says what it is for.
     add("--database-password-file", type=Path, metavar="FILE", env_var=DATABASE_PASSWORD, help=password)
+    cells = "parts that the jobs are carried in, of which this and the other coordinators each take some (%(default)s)"
+    add("--cells", type=_number_of_cells, metavar="N", default=default.cells, help=cells)
     _add_store(parser)
     add_retention(parser)
     add("--no-test-wallet", action="store_true", help="every job is funded by its submitter's own wallet")

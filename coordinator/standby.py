@@ -15,6 +15,7 @@ from aiohttp import web
 from common.clock import Clock, SystemClock
 from common.own_folders import make_folder
 from coordinator.config import Config
+from coordinator.domain.cells import WHOLE, Cell
 from coordinator.errors import StoreAwayError
 from coordinator.front import front_of
 from coordinator.store.ownership import Ownership
@@ -28,8 +29,8 @@ LOG = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def ownership_of(config: Config, clock: Clock) -> AsyncIterator[Ownership | None]:
-    """A coordinator's place on its database; None on SQLite, which no other machine reaches.
+async def ownership_of(config: Config, clock: Clock, cell: Cell = WHOLE) -> AsyncIterator[Ownership | None]:
+    """A coordinator's place on its database, or its place for a cell; None on SQLite, which no other machine reaches.
 
     Raises:
         StoreError: the database cannot be used.
@@ -40,7 +41,7 @@ async def ownership_of(config: Config, clock: Clock) -> AsyncIterator[Ownership 
         return
     make_folder(config.data)
     address = NodeKey.load_or_generate(config.data / "coordinator.key").address
-    ownership = await Ownership.open(config.database, clock, address, _files(config))
+    ownership = await Ownership.open(config.database, clock, address, _files(config), cell)
     try:
         yield ownership
     finally:

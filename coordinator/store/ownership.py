@@ -12,7 +12,10 @@ The owner writes its *door* there once it serves: where those that wait reach it
 (fronts, ``coordinator.web.fronts``). A door counts with the fence that it was written under, so that nobody looks for a new owner
 at the old one's.
 
-The table is made here and not by a migration: a newer version that waits must not change what an older one works with.
+Each cell of a network (``domain.cells``) has a table of its own, of one row: what follows is true of each by itself. The owner of
+the first one says how many there are. Whoever takes it and says another number puts an end to all owners of before.
+
+Tables are made here and not by a migration: a newer version that waits must not change what an older one works with.
 """
 
 import asyncio
@@ -22,12 +25,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 
-from sqlalchemy import text
+from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
 from common.clock import Clock
 from common.urls import parse_url
+from coordinator.domain.cells import WHOLE, Cell
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.store.faults import UNUSABLE, answering, unusable
 
@@ -38,30 +42,43 @@ FREE_S = 2.0  # Who ends waits no longer for a database that is away: the next o
 LOG = logging.getLogger(__name__)
 
 _MAKE = """
-CREATE TABLE IF NOT EXISTS cottage_owner (
+CREATE TABLE IF NOT EXISTS {table} (
     one boolean PRIMARY KEY DEFAULT true CHECK (one), holder text NOT NULL DEFAULT '', fence bigint NOT NULL DEFAULT 0,
     beats bigint NOT NULL DEFAULT 0, address text NOT NULL DEFAULT '', files text NOT NULL DEFAULT '')
 """
-_DOOR = "ALTER TABLE cottage_owner ADD COLUMN IF NOT EXISTS door text NOT NULL DEFAULT ''"
-_HAS_DOOR = """
-SELECT count(*) FROM information_schema.columns
-WHERE table_schema = current_schema() AND table_name = 'cottage_owner' AND column_name = 'door'
+# With the version that brought them.
+_ADDED = {
+    "door": "text NOT NULL DEFAULT ''",
+    "cells": "integer NOT NULL DEFAULT 1",
+    "state": "text NOT NULL DEFAULT ''",
+}
+_ADD = "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {kind}"
+_COLUMNS = """
+SELECT column_name FROM information_schema.columns WHERE table_schema = current_schema() AND table_name = '{table}'
 """
-_FIRST = "INSERT INTO cottage_owner DEFAULT VALUES ON CONFLICT DO NOTHING"
+_TABLES = """
+SELECT table_name FROM information_schema.tables
+WHERE table_schema = current_schema() AND table_name ~ '^cottage_owner(_[0-9]+)?$'
+"""
+_FIRST = "INSERT INTO {table} DEFAULT VALUES ON CONFLICT DO NOTHING"
 # An address of IPv6 stands in brackets before its port; over a Unix socket the database sees none.
 _BEAT = """
-UPDATE cottage_owner SET beats = beats + 1, door = replace(CAST(:door AS text), '*', coalesce(
+UPDATE {table} SET beats = beats + 1, state = :state, door = replace(CAST(:door AS text), '*', coalesce(
     CASE family(inet_client_addr()) WHEN 6 THEN '[' || host(inet_client_addr()) || ']' ELSE host(inet_client_addr()) END,
     '127.0.0.1'))
 WHERE fence = :fence
 """
-_LOOK = "SELECT holder, fence, beats, address, files, door FROM cottage_owner"
+_LOOK = "SELECT holder, fence, beats, address, files, door, cells, state FROM {table}"
+_CHECK = "SELECT fence FROM {table}"
+_LOCK = "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
+_FREE = "UPDATE {table} SET holder = '' WHERE fence = :fence"
+_END = "UPDATE {table} SET holder = '', fence = fence + 1 WHERE cells <> :cells"
 _END_CONNECTIONS = """
 SELECT pg_terminate_backend(pid) FROM pg_stat_activity
 WHERE datname = current_database() AND application_name = :name AND pid <> pg_backend_pid()
 """
 _TAKE = """
-UPDATE cottage_owner SET holder = :holder, fence = fence + 1, beats = beats + 1, address = :address, files = :files
+UPDATE {table} SET holder = :holder, fence = fence + 1, beats = beats + 1, address = :address, files = :files, cells = :cells
 WHERE fence = :fence AND beats = :beats
 """
 
@@ -74,28 +91,39 @@ class _Seen:
     address: str
     files: str
     door: str
+    cells: int
+    state: str
 
 
 class Ownership:
-    """This process and the database that it works with, or waits for.
+    """This process and the database that it works with, or waits for; with several cells, its jobs of one.
 
     Attributes:
+        cell: that it is about.
         fence: by which its transactions are known; 0 before it has ever been the owner.
         at_work: the base address of the coordinator that is at work, as last seen while waiting; empty: none serves.
+        state: what the owner tells of itself (``tell``), as last seen.
+        is_compared: one at work has been seen that this one may take over from.
     """
 
-    def __init__(self, engine: AsyncEngine, clock: Clock, address: str, files: str) -> None:
+    def __init__(self, engine: AsyncEngine, clock: Clock, address: str, files: str, cell: Cell = WHOLE) -> None:
         """``address``: of the coordinator's key; ``files``: where its artifacts lie. Both are the same for all of them."""
-        self._engine, self._clock, self._address, self._files = engine, clock, address, files
+        self._engine, self._clock, self._files = engine, clock, files
+        # A version that knows no cells finds another key at work, and takes over nothing.
+        self._address = address if cell.of == 1 else f"{address}, in {cell.of} cells"
         self._holder = secrets.token_hex(8)
+        self._table = table_of(cell)
         self._seen: _Seen | None = None
         self._since = 0.0
         self._door = ""
+        self.cell = cell
         self.fence = 0
         self.at_work = ""
+        self.state = ""
+        self.is_compared = False
 
     @classmethod
-    async def open(cls, url: str, clock: Clock, address: str, files: str) -> "Ownership":
+    async def open(cls, url: str, clock: Clock, address: str, files: str, cell: Cell = WHOLE) -> "Ownership":
         """Connect to PostgreSQL.
 
         Raises:
@@ -107,25 +135,24 @@ class Ownership:
                 async with engine.begin() as connection:
                     # Two that make it at the same time would fail, one of them.
                     await connection.execute(text("SELECT pg_advisory_xact_lock(7073697)"))
-                    await connection.execute(text(_MAKE))
-                    if not await connection.scalar(text(_HAS_DOOR)):  # Asked first: to alter waits for transactions.
-                        await connection.execute(text(_DOOR))
-                    await connection.execute(text(_FIRST))
+                    await _make(connection, table_of(cell))
             except BaseException:
                 await engine.dispose()
                 raise
         except UNUSABLE as error:
             raise unusable(url, error) from error
-        return cls(engine, clock, address, files)
+        return cls(engine, clock, address, files, cell)
 
     @property
     def name(self) -> str:
         """What connections of its transactions are called (``application_name``)."""
         return _name(self._holder)
 
-    async def take(self) -> bool:
+    async def take(self, may: bool = True) -> bool:
         """Become the owner, if nobody is, or who was has stood still for long enough; to be tried again and again.
 
+        Args:
+            may: else it only looks who is.
         Raises:
             StoreAwayError: the database does not answer.
             StoreError: another coordinator is at work that this one cannot take over from: it has another key or other files.
@@ -135,14 +162,14 @@ class Ownership:
         except StoreAwayError:
             self._seen = None  # Who is the owner may not have reached it either.
             raise
-        self.at_work = _door_of(seen)
+        self.at_work, self.state = _door_of(seen), seen.state if seen.holder else ""
         now = self._clock.now()
         if seen.holder and seen != self._seen:
             if self._seen is not None:  # It lives.
                 self._compare(seen)
             self._seen, self._since = seen, now
             return False
-        if seen.holder and now - self._since < STALE_S:
+        if not may or (seen.holder and now - self._since < STALE_S):
             return False
         return await self._take(seen)
 
@@ -152,7 +179,7 @@ class Ownership:
         Raises:
             StoreAwayError: it is not, any more.
         """
-        if await connection.scalar(text("SELECT fence FROM cottage_owner")) != self.fence:
+        if await connection.scalar(self._said(_CHECK)) != self.fence:
             raise StoreAwayError("another coordinator has taken over")
 
     def open_door(self, url: str, anywhere: bool) -> None:
@@ -161,7 +188,13 @@ class Ownership:
         Args:
             url: its base address. ``anywhere``: it listens on all addresses; it is told by that one which the database sees.
         """
-        self._door = f"{self.fence} {f'http://*:{parse_url(url).port}' if anywhere else url}"
+        port = parse_url(url).port
+        self._door = f"{self.fence} {f'http://*:{port}' if anywhere else url}"
+        self.at_work = f"http://127.0.0.1:{port}" if anywhere else url
+
+    def tell(self, state: str) -> None:
+        """Let everybody who reads the row know something of this one, with the next beat."""
+        self.state = state
 
     @asynccontextmanager
     async def kept(self) -> AsyncIterator[asyncio.Event]:
@@ -176,7 +209,8 @@ class Ownership:
                 await beating
             with suppress(StoreAwayError, TimeoutError):
                 async with asyncio.timeout(FREE_S):
-                    await self._execute("UPDATE cottage_owner SET holder = '' WHERE fence = :fence", fence=self.fence)
+                    await self._execute(_FREE, fence=self.fence)
+            self.at_work = self.state = ""
 
     async def close(self) -> None:
         """Close its connections."""
@@ -185,7 +219,7 @@ class Ownership:
     async def _beat(self, lost: asyncio.Event) -> None:
         while True:
             with suppress(StoreAwayError):
-                if not await self._execute(_BEAT, fence=self.fence, door=self._door):
+                if not await self._execute(_BEAT, fence=self.fence, door=self._door, state=self.state):
                     LOG.warning("another coordinator has taken the database over: this one stands by")
                     lost.set()
                     return
@@ -193,29 +227,48 @@ class Ownership:
 
     async def _look(self) -> _Seen:
         async with answering(), self._engine.connect() as connection:
-            return _Seen(*(await connection.execute(text(_LOOK))).one())
+            return _Seen(*(await connection.execute(self._said(_LOOK))).one())
 
     async def _take(self, seen: _Seen) -> bool:
         self._seen = None
         async with answering(), self._engine.begin() as connection:
             if seen.holder:
                 await connection.execute(text(_END_CONNECTIONS), {"name": _name(seen.holder)})
-            await connection.execute(text("LOCK TABLE cottage_owner IN ACCESS EXCLUSIVE MODE"))
-            values = {"holder": self._holder, "address": self._address, "files": self._files}
-            taken = await connection.execute(text(_TAKE), values | {"fence": seen.fence, "beats": seen.beats})
+            await connection.execute(self._said(_LOCK))
+            values = {"holder": self._holder, "address": self._address, "files": self._files, "cells": self.cell.of}
+            taken = await connection.execute(self._said(_TAKE), values | {"fence": seen.fence, "beats": seen.beats})
+            if taken.rowcount and self.cell.number == 0 and seen.cells != self.cell.of:
+                await self._end_all(connection)
         if not taken.rowcount:
             return False
-        self.fence = seen.fence + 1
+        self.fence, self.is_compared = seen.fence + 1, True
+        self.at_work = self.state = ""
         if seen.holder:
             LOG.warning("the coordinator that was at work has said nothing for %g s: this one takes over", STALE_S)
         return True
 
+    async def _end_all(self, connection: AsyncConnection) -> None:
+        """Put an end to the owners of cells of another number: each would carry jobs that are somebody else's by now."""
+        for table in sorted((await connection.execute(text(_TABLES))).scalars()):
+            if table != self._table:
+                await connection.execute(text(_LOCK.format(table=table)))
+                await connection.execute(text(_END.format(table=table)), {"cells": self.cell.of})
+
     async def _execute(self, statement: str, **values: int | str) -> bool:
         """Whether it changed the row."""
         async with answering(), self._engine.begin() as connection:
-            return bool((await connection.execute(text(statement), values)).rowcount)
+            return bool((await connection.execute(self._said(statement), values)).rowcount)
+
+    def _said(self, statement: str) -> TextClause:
+        """About the table of this cell."""
+        return text(statement.format(table=self._table))
 
     def _compare(self, seen: _Seen) -> None:
+        if seen.cells != self.cell.of:
+            raise StoreError(
+                f"the coordinator that works with this database carries jobs in {seen.cells} cells, and this one in "
+                f"{self.cell.of}: say --cells {seen.cells}; or end all coordinators, and start them with another number"
+            )
         if seen.address != self._address:
             raise StoreError(
                 f"the coordinator {seen.address} works with this database, and this one has the key of {self._address}: "
@@ -226,6 +279,21 @@ class Ownership:
                 f"the coordinator that works with this database has its files in {seen.files}, and this one in "
                 f"{self._files}: to stand by for it share its data folder, or name the same bucket with --store"
             )
+        self.is_compared = True
+
+
+def table_of(cell: Cell) -> str:
+    """The first one's is that of networks which are not parted."""
+    return f"cottage_owner_{cell.number}" if cell.number else "cottage_owner"
+
+
+async def _make(connection: AsyncConnection, table: str) -> None:
+    await connection.execute(text(_MAKE.format(table=table)))
+    there = set((await connection.execute(text(_COLUMNS.format(table=table)))).scalars())
+    for column, kind in _ADDED.items():
+        if column not in there:  # Asked first: to alter waits for transactions.
+            await connection.execute(text(_ADD.format(table=table, column=column, kind=kind)))
+    await connection.execute(text(_FIRST.format(table=table)))
 
 
 def _door_of(seen: _Seen) -> str:

@@ -1,0 +1,178 @@
+"""A coordinator of a network in several cells: a front at its port, and a whole coordinator for each cell that falls to it.
+
+::
+
+    port          a front (web.fronts): leads people, programs and nodes to the cell that they are about
+    other ports   one for each cell that this process carries, for fronts
+"""
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from common.clock import Clock, SystemClock
+from common.own_folders import make_folder
+from common.urls import url_of
+from coordinator import standby
+from coordinator.config import Config
+from coordinator.domain.cells import Cell, CellState
+from coordinator.errors import StoreAwayError
+from coordinator.front import front_of
+from coordinator.store.ownership import Ownership
+from coordinator.store.processes import Processes
+from coordinator.web.connections import IDLE_S, Connections, listen
+from protocol.identity import NodeKey
+
+LOOK_S = 0.5
+
+LOG = logging.getLogger(__name__)
+
+
+class CellsAtWork:
+    """Who carries each cell, as the database says it."""
+
+    def __init__(self, owners: Sequence[Ownership]) -> None:
+        """``owners``: of the cells, in their order."""
+        self.owners = owners
+
+    def doors(self) -> Mapping[int, str]:
+        """Where each cell is served that is."""
+        return {owner.cell.number: owner.at_work for owner in self.owners if owner.at_work}
+
+    def states(self) -> Mapping[int, CellState]:
+        """What each cell tells, of those that are served."""
+        told = {owner.cell.number: owner.state for owner in self.owners if owner.at_work and owner.state}
+        return {number: msgspec.json.decode(state, type=CellState) for number, state in told.items()}
+
+
+@dataclass(frozen=True)
+class CellWork:
+    """What a coordinator for one cell is given beside its settings.
+
+    Attributes:
+        ownership: of its jobs. ``others``: who carries the other cells.
+        ends: events of which each says that it is to end.
+    """
+
+    ownership: Ownership
+    others: CellsAtWork
+    ends: tuple[asyncio.Event, ...]
+
+    @property
+    def cell(self) -> Cell:
+        """Whose jobs it carries."""
+        return self.ownership.cell
+
+    def tell(self, state: CellState) -> None:
+        """Let the other cells know."""
+        self.ownership.tell(msgspec.json.encode(state).decode())
+
+
+Work = Callable[[CellWork], Coroutine[Any, Any, None]]
+
+
+async def serve_cells(config: Config, ready: Callable[[str], None], stopping: asyncio.Event, work: Work) -> None:
+    """Serve until ``stopping`` is set.
+
+    Args:
+        ready: called with the base address once it serves.
+        work: be the coordinator of a cell.
+    Raises:
+        StoreError: the database cannot be used, or others carry it in other cells, with another key or other files.
+        KeyFileError: the coordinator's key cannot be read.
+    """
+    make_folder(config.data)
+    clock, key = SystemClock(), NodeKey.load_or_generate(config.data / "coordinator.key")
+    async with AsyncExitStack() as stack:
+        at_work = CellsAtWork([await stack.enter_async_context(_owner(config, clock, n)) for n in range(config.cells)])
+        processes = await Processes.open(config.database, clock, config.cells)
+        stack.push_async_callback(processes.close)
+        await stack.enter_async_context(_front(config, clock, at_work, key, ready))
+        async with asyncio.TaskGroup() as group:
+            beating = group.create_task(processes.run(), name="processes")
+            carrying = [
+                group.create_task(_carry(owner, at_work, processes, stopping, work), name=f"cell {owner.cell.number}")
+                for owner in at_work.owners
+            ]
+            await asyncio.wait(carrying, return_when=asyncio.FIRST_EXCEPTION)
+            beating.cancel()
+
+
+@asynccontextmanager
+async def _owner(config: Config, clock: Clock, number: int) -> AsyncIterator[Ownership]:
+    async with standby.ownership_of(config, clock, Cell(number, config.cells)) as ownership:
+        assert ownership is not None
+        yield ownership
+
+
+@asynccontextmanager
+async def _front(
+    config: Config, clock: Clock, at_work: CellsAtWork, key: NodeKey, ready: Callable[[str], None]
+) -> AsyncIterator[None]:
+    doors = [lambda owner=owner: owner.at_work for owner in at_work.owners]
+    async with front_of(config, clock, doors, key, at_work.states) as app:
+        runner = web.AppRunner(app, shutdown_timeout=0.1, keepalive_timeout=IDLE_S)
+        await runner.setup()
+        assert runner.server is not None
+        Connections(config.behind_proxy).guard(runner.server)
+        try:
+            await listen(runner, config.host, config.port)
+            ready(url_of(config.host, int(runner.addresses[0][1])))
+            yield
+        finally:
+            await runner.cleanup()
+
+
+async def _carry(
+    owner: Ownership, at_work: CellsAtWork, processes: Processes, stopping: asyncio.Event, work: Work
+) -> None:
+    """For ever: carry a cell whenever it falls to this process, and as long as it does."""
+    number = owner.cell.number
+    while not stopping.is_set():
+        if await _taken(owner, at_work.owners[0], processes):
+            processes.took(number)
+            spare = asyncio.Event()
+            try:
+                async with owner.kept() as lost, _watched(processes, number, spare):
+                    LOG.info("this coordinator carries cell %d of %d", number + 1, owner.cell.of)
+                    await work(CellWork(owner, at_work, (stopping, lost, spare)))
+            finally:
+                processes.gave(number)
+        await asyncio.wait({stop := asyncio.ensure_future(stopping.wait())}, timeout=LOOK_S)
+        stop.cancel()
+
+
+async def _taken(owner: Ownership, first: Ownership, processes: Processes) -> bool:
+    """Take a cell if it falls to this process. Those behind the first wait for that one, which brings the schema up to date."""
+    may = processes.may_take() and (owner is first or bool(first.is_compared and first.at_work))
+    try:
+        return await owner.take(may)
+    except StoreAwayError as error:
+        LOG.warning("the database does not answer: %s", error.cause)
+        return False
+
+
+@asynccontextmanager
+async def _watched(processes: Processes, number: int, spare: asyncio.Event) -> AsyncIterator[None]:
+    """Say when another process should carry a cell."""
+
+    async def watch() -> None:
+        while True:
+            await asyncio.sleep(LOOK_S)
+            if processes.gives_up() == number:
+                LOG.info("another coordinator has come: it carries cell %d from now on", number + 1)
+                spare.set()
+                return
+
+    watching = asyncio.create_task(watch(), name="shares-of-cells")
+    try:
+        yield
+    finally:
+        watching.cancel()
+        await asyncio.gather(watching, return_exceptions=True)

@@ -1,0 +1,118 @@
+"""The coordinators of one database that live, and how many cells each carries: so that these are shared evenly.
+
+A row for each, whose ``beats`` grow; who has watched one stand still for ``STALE_S`` takes it for dead, by its own clock. Nothing
+that must be right hangs on it: who carries a cell is said by that cell's own row (``store.ownership``).
+"""
+
+import logging
+import math
+import secrets
+from contextlib import suppress
+
+from sqlalchemy import text
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from common.clock import Clock
+from coordinator.errors import StoreAwayError
+from coordinator.store.faults import UNUSABLE, answering, unusable
+from coordinator.store.ownership import BEAT_S, STALE_S
+
+SETTLE_S = 2.0  # Who has just come, or has just taken or given up a cell, is looked at again first.
+FORGET_S = 60.0
+
+LOG = logging.getLogger(__name__)
+
+_MAKE = """
+CREATE TABLE IF NOT EXISTS cottage_process (
+    name text PRIMARY KEY, beats bigint NOT NULL DEFAULT 0, cells integer NOT NULL DEFAULT 0)
+"""
+_BEAT = """
+INSERT INTO cottage_process VALUES (:name, 1, :cells)
+ON CONFLICT (name) DO UPDATE SET beats = cottage_process.beats + 1, cells = excluded.cells
+"""
+
+
+class Processes:
+    """This process among those. ``held``: cells that it carries now."""
+
+    def __init__(self, engine: AsyncEngine, clock: Clock, cells: int) -> None:
+        self._engine, self._clock, self._cells = engine, clock, cells
+        self._name = secrets.token_hex(8)
+        self._seen: dict[str, tuple[int, int, float]] = {}  # Name -> beats, cells, and since when these are so.
+        self._since = clock.now()
+        self.held: set[int] = set()
+
+    @classmethod
+    async def open(cls, url: str, clock: Clock, cells: int) -> "Processes":
+        """Connect to PostgreSQL.
+
+        Raises:
+            StoreError: that is not possible; the text says why, and what to do.
+        """
+        try:
+            engine = create_async_engine(url, poolclass=NullPool)
+            try:
+                async with engine.begin() as connection:
+                    await connection.execute(text("SELECT pg_advisory_xact_lock(7073697)"))
+                    await connection.execute(text(_MAKE))
+            except BaseException:
+                await engine.dispose()
+                raise
+        except UNUSABLE as error:
+            raise unusable(url, error) from error
+        return cls(engine, clock, cells)
+
+    async def run(self) -> None:
+        """For ever: say that this one lives, and see who else does."""
+        while True:
+            with suppress(StoreAwayError):
+                await self.look()
+            await self._clock.sleep(BEAT_S)
+
+    async def look(self) -> None:
+        """Once."""
+        async with answering(), self._engine.begin() as connection:
+            await connection.execute(text(_BEAT), {"name": self._name, "cells": len(self.held)})
+            rows = (await connection.execute(text("SELECT name, beats, cells FROM cottage_process"))).all()
+            now = self._clock.now()
+            before, self._seen = self._seen, {}
+            for name, beats, cells in rows:
+                since = before[name][2] if name in before and before[name][0] == beats else now
+                self._seen[name] = beats, cells, since
+                if now - since > FORGET_S:
+                    await connection.execute(text("DELETE FROM cottage_process WHERE name = :name"), {"name": name})
+
+    def may_take(self) -> bool:
+        """Whether one more cell falls to this one."""
+        return len(self.held) < math.ceil(self._cells / (1 + len(self._others())))
+
+    def gives_up(self) -> int | None:
+        """A cell that another one should carry, which has two fewer; None: none."""
+        fewest = min(self._others(), default=len(self.held))
+        if fewest > len(self.held) - 2 or self._clock.now() - self._since < SETTLE_S:
+            return None
+        return max(self.held)
+
+    def took(self, cell: int) -> None:
+        """This process carries a cell from now on."""
+        self.held.add(cell)
+        self._since = self._clock.now()
+
+    def gave(self, cell: int) -> None:
+        """It does no longer."""
+        self.held.discard(cell)
+        self._since = self._clock.now()
+
+    async def close(self) -> None:
+        """Say that this one has ended, and close the connections."""
+        with suppress(StoreAwayError):
+            async with answering(), self._engine.begin() as connection:
+                await connection.execute(text("DELETE FROM cottage_process WHERE name = :name"), {"name": self._name})
+        await self._engine.dispose()
+
+    def _others(self) -> list[int]:
+        """How many cells each other one carries that lives."""
+        now = self._clock.now()
+        seen = [(name, cells, since) for name, (_, cells, since) in self._seen.items()]
+        return [cells for name, cells, since in seen if name != self._name and now - since < STALE_S]
