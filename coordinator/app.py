@@ -18,7 +18,7 @@ from common.urls import parse_url, url_of
 from coordinator import restoring, standby
 from coordinator.cells_at_work import CellWork, serve_cells
 from coordinator.config import Config
-from coordinator.domain.cells import WHOLE
+from coordinator.domain.cells import WHOLE, Cell
 from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.accounts.expiry import Forgetting
@@ -378,7 +378,7 @@ async def build(
         clock = clock or SystemClock()
         artifacts = await stack.enter_async_context(store_of(config, clock, key.address))
         room = Room(config.data)
-        folder = config.data if cell.number == 0 else config.data / f"cell-{cell.number}"
+        folder = _folder(config, cell)
         files = FileOwnership(store, clock, artifacts.total, config.retention.uploads)
         uploads = UploadService(folder / "uploads", artifacts, clock, kept=files, room=room)
         tools = TrainerTools(artifacts, folder / "scratch", config.prepare_seconds, config.prepare_memory_mb)
@@ -480,10 +480,15 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
 
 async def _carry(config: Config, work: CellWork) -> None:
     """Be the coordinator of a cell, at a port of its own."""
-    folder = config.data if work.cell.number == 0 else config.data / f"cell-{work.cell.number}"
-    make_folder(folder)
-    config, own = _with_auditor(replace(config, port=0), folder)
+    config, own = _with_auditor(replace(config, port=0), _folder(config, work.cell))
     await _work(config, own, lambda _: None, work.ends, work.ownership, work)
+
+
+def _folder(config: Config, cell: Cell) -> Path:
+    """Where a cell keeps what no other one may touch; the first one's is the data folder."""
+    folder = config.data if cell.number == 0 else config.data / f"cell-{cell.number}"
+    make_folder(folder)
+    return folder
 
 
 def _with_auditor(config: Config, folder: Path) -> tuple[Config, OwnAuditor | None]:
