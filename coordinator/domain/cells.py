@@ -4,6 +4,7 @@ A job's cell follows from its name, so that whoever has the name knows whom to a
 works for, and else to one that lacks nodes. Source: "Reducing the scope of impact with cell-based architecture", AWS (2023).
 """
 
+from collections.abc import Collection, Mapping
 from typing import Final
 
 import msgspec
@@ -61,3 +62,23 @@ class CellState(msgspec.Struct, frozen=True):
     wanted: int = 0
     idle: int = 0
     nodes: int = 0
+
+
+def place(states: Mapping[int, CellState], cells: Collection[int]) -> int:
+    """The one of ``cells`` that lacks nodes most, for a node that may work anywhere; of equals the one with the fewest."""
+
+    def lacks(cell: int) -> tuple[int, int, int]:
+        state = states.get(cell, CellState())
+        return state.idle - state.wanted, state.nodes, cell
+
+    return min(cells, key=lacks)
+
+
+def room(states: Mapping[int, CellState], cells: Collection[int]) -> int:
+    """The one of ``cells`` with the most nodes to spare, for a new job; of equals the one with the most."""
+
+    def spares(cell: int) -> tuple[int, int, int]:
+        state = states.get(cell, CellState())
+        return state.idle - state.wanted, state.nodes, -cell
+
+    return max(cells, key=spares)
