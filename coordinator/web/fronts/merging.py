@@ -110,9 +110,9 @@ def health(told: Sequence[tuple[int, Health]], cells: int) -> Health:
 def _carried(answering: Collection[int], cells: int) -> HealthCheck:
     if silent := [cell for cell in range(cells) if cell not in answering]:
         named = ", ".join(str(cell + 1) for cell in silent)
-        text = f"{len(answering)} of {cells} have a coordinator at work; jobs wait in what has none: {named}"
+        text = f"{len(answering)} of {cells} answer now; jobs wait in those that do not: {named}"
         return HealthCheck(CELLS, "bad", text)
-    return HealthCheck(CELLS, "good", f"all {cells} have a coordinator at work")
+    return HealthCheck(CELLS, "good", f"all {cells} answer")
 
 
 def _said_of(name: str, told: Sequence[tuple[int, Health]]) -> Mapping[int, HealthCheck]:
