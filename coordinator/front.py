@@ -29,12 +29,12 @@ from coordinator.store.reading import ReadingStore
 from coordinator.store.together import at_one_moment
 from coordinator.web import application
 from coordinator.web.auth import Auth
+from coordinator.web.fronts.cell_lines import LinesToWork
 from coordinator.web.fronts.choosing import CellChoice, CellStates, NodeCells, nothing_told
 from coordinator.web.fronts.far import AwayPort, FarChain, FarMarket, FarNetwork, FarWithdrawals, absent, elsewhere
 from coordinator.web.fronts.headers import FrontHeaders
 from coordinator.web.fronts.leading import Leading
 from coordinator.web.fronts.line import LineToWork
-from coordinator.web.fronts.lines import LinesToWork
 from coordinator.web.fronts.node_lines import NodeLines
 from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.services import Services

@@ -15,7 +15,7 @@ from coordinator.domain.cells import CellState, cell_of, place, room
 from coordinator.domain.lease import Lease
 from coordinator.errors import ElsewhereError
 from coordinator.store.ports import Condition, Store, col
-from coordinator.web.fronts.lines import LinesToWork
+from coordinator.web.fronts.cell_lines import LinesToWork
 from protocol.identity import verify
 from protocol.node import HELLO_CONTEXT, Hello
 from protocol.rest.api import NodeView

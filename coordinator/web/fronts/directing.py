@@ -8,16 +8,15 @@ from aiohttp import hdrs, web
 
 from coordinator.domain.cells import cell_of, cell_of_token
 from coordinator.web.auth.gate import MAKERS
-from coordinator.web.fronts.lines import FIRST
+from coordinator.web.fronts.cell_lines import FIRST
 from coordinator.web.http import API, COMPLETION, MAX_JSON_BYTES, integer
 from coordinator.web.monitoring.watchers import METRICS
 
 MAX_HELD: Final = 1 << 16  # Bytes of a body that are held, so that it can be sent a second time.
 # Of one that may name another job than its path does: as much as a document may have.
 MAX_HELD_DOCUMENT: Final = MAX_JSON_BYTES
-_JOB: Final = re.compile(
-    r"/(?:jobs?|models)/([0-9a-f]{32})(?:[/@:]|$)"
-)  # What else has such a name is no job: an upload, an audit.
+# What else has such a name is no job: an upload, an audit.
+_JOB: Final = re.compile(r"/(?:jobs?|models)/([0-9a-f]{32})(?:[/@:]|$)")
 _MODEL: Final = re.compile(rb'"model"\s*:\s*"([0-9a-f]{32})["@:]')
 _PRICED: Final = (f"{API}/quote", f"{API}/choices")
 _FORM: Final = "/submit"

@@ -9,7 +9,7 @@ from typing import Any, NoReturn, TypeVar
 from coordinator.errors import ElsewhereError
 from coordinator.web.fronts import merging
 from coordinator.web.fronts.answering import LedgerFacts
-from coordinator.web.fronts.lines import LinesToWork
+from coordinator.web.fronts.cell_lines import LinesToWork
 from ledger.addresses import check_job, parse_address
 from ledger.client import job_bytes
 from ledger.program.interface import MarketAddresses

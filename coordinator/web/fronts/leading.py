@@ -26,11 +26,11 @@ from coordinator.errors import CottageError, ElsewhereError, TooLargeError, Unav
 from coordinator.web.auth.gate import address_of
 from coordinator.web.auth.origin import SAFE_METHODS
 from coordinator.web.fronts.answering import ASK, NEWS
+from coordinator.web.fronts.cell_lines import LinesToWork
 from coordinator.web.fronts.choosing import CellChoice
 from coordinator.web.fronts.directing import MAX_HELD, MAX_HELD_DOCUMENT, cell_in, way_of
 from coordinator.web.fronts.headers import FrontHeaders, end_to_end
 from coordinator.web.fronts.line import WAIT_S, CoordinatorAtWork
-from coordinator.web.fronts.lines import LinesToWork
 from coordinator.web.fronts.misdirected import MISDIRECTED
 from coordinator.web.fronts.node_lines import GONE, NodeLines
 from coordinator.web.fronts.seal import CELL, STANDS_BY, FrontSeal

@@ -18,10 +18,10 @@ from coordinator.errors import UnavailableError
 from coordinator.services.network.admission import Crowd
 from coordinator.services.network.nodes import RETRY_SOON
 from coordinator.web.auth.gate import address_of
+from coordinator.web.fronts.cell_lines import FIRST, LinesToWork
 from coordinator.web.fronts.choosing import NodeCells
 from coordinator.web.fronts.headers import FrontHeaders
 from coordinator.web.fronts.line import CoordinatorAtWork
-from coordinator.web.fronts.lines import FIRST, LinesToWork
 from coordinator.web.signal import CLOSE_S, HELLO_S, MAX_FRAME, MAX_REASON, NoHelloError, hello_from, malformed
 from protocol.codec import MessageError, encode
 from protocol.node import Challenge, Refused

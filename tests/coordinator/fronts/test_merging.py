@@ -9,7 +9,7 @@ import pytest
 from common.untrusted_text import untrusted
 from coordinator.config import Config
 from coordinator.services.views.market_views import MarketService
-from coordinator.web.fronts import lines, merging
+from coordinator.web.fronts import cell_lines, merging
 from protocol.rest.api import NetworkView, NodeView, RelayView
 from protocol.rest.market import Day, Earned, Earnings, Health, HealthCheck, Link, Market, Payout, Region
 from tests.coordinator.conftest import House, until
@@ -170,7 +170,7 @@ async def test_a_page_of_all_cells_lacks_what_one_does_not_say(
         await until(lambda: counts(url, 15))
         await until(lambda: no_relays(url))  # So says the second one, where the first says nothing.
 
-        monkeypatch.setattr(lines, "PATIENCE_S", 0.2)
+        monkeypatch.setattr(cell_lines, "PATIENCE_S", 0.2)
         carriers[2].slow = 5.0
         await until(lambda: counts(url, 10))
 
