@@ -1,12 +1,13 @@
 """Nodes in an operator's hands: looked for, drained, banned, and both taken back."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import assert_never
 
 import msgspec
 
 from common.untrusted_text import untrusted
 from coordinator.domain.job import Job
+from coordinator.domain.lease import Lease
 from coordinator.errors import ConflictError, InvalidError, NotFoundError
 from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.core.context import Context
@@ -89,6 +90,7 @@ class NodeOrders:
 
     async def _store(self, node: str, order: NodeOrder, reason: str, by: OrderedBy) -> tuple[NodeRecord, bool]:
         async with self._context.store.transaction() as tx:
+            await tx.hold_shared()
             before = await _known(tx, node)
             after = _after(before, order, reason)
             if after == before:
@@ -135,15 +137,22 @@ class NodeOrders:
 
     async def _views(self, records: Sequence[NodeRecord]) -> list[AdminNode]:
         held: dict[str, list[AdminLease]] = {record.address: [] for record in records}
-        live = [lease for lease in self._leases.live() if lease.node in held]
-        where = col(Job.id).in_(tuple(sorted({lease.job for lease in live})))
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
+            live = await self._held(tx, held)
+            where = col(Job.id).in_(tuple(sorted({lease.job for lease in live})))
             serve = {job.id for job in await tx.find(Job, where) if job.spec.serve is not None}
         for one in live:
             told = AdminLease(one.job, one.stage, one.replica, one.state, one.granted, one.job in serve)
             held[one.node].append(told)
         busy = self._leases.busy() & self._here()
         return [self._view(record, record.address in busy, held[record.address]) for record in records]
+
+    async def _held(self, tx: Transaction, nodes: Collection[str]) -> Sequence[Lease]:
+        """Their live leases; of nodes that are in other cells the store alone knows."""
+        if self._context.cell.of == 1:
+            return [lease for lease in self._leases.live() if lease.node in nodes]
+        live: Condition = col(Lease.state).in_(("starting", "ready"))
+        return await tx.find(Lease, col(Lease.node).in_(tuple(sorted(nodes))), live)
 
     def _view(self, record: NodeRecord, busy: bool, held: Sequence[AdminLease]) -> AdminNode:
         session, profile = self._nodes.session(record.address), record.profile

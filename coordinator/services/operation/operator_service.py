@@ -8,6 +8,7 @@ from common.untrusted_text import untrusted
 from coordinator.config import RetentionPolicy
 from coordinator.domain.account import Account
 from coordinator.domain.job import ENDINGS, LIVE, Job, JobState
+from coordinator.domain.lease import Lease
 from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.artifacts.artifacts import ArtifactStore
@@ -79,13 +80,13 @@ class OperatorService:
         """As ``OperatorPort.jobs``."""
         states = () if state is None else tuple(sorted(LIVE)) if state == "live" else (JobState(state),)
         where: list[Condition] = [col(Job.state).in_(states)] if states else []
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Job, *where, newest=True, limit=window.limit, after=window.after)
             return await self._shown(tx, found)
 
     async def job(self, job: str) -> AdminJob:
         """As ``OperatorPort.job``."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return (await self._shown(tx, [await _stored(tx, job)]))[0]
 
     async def cancel(self, job: str, reason: str, by: OrderedBy) -> AdminJob:
@@ -100,7 +101,7 @@ class OperatorService:
             raise InvalidError(
                 "to cancel a job of somebody needs a reason: its owner reads it in the timeline", "reason"
             )
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             stored = await _stored(tx, job)
         if stored.state is JobState.CANCELLED or (stored.wish in ENDINGS and stored.state in LIVE):
             return await self.job(job)
@@ -113,7 +114,7 @@ class OperatorService:
         states = {None: OPEN_ROWS + GIVEN_UP, "open": OPEN_ROWS, "failed": GIVEN_UP}[state]
         where: list[Condition] = [col(OutboxRecord.state).in_(states)]
         where += [] if before is None else [col(OutboxRecord.id) < before]
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             rows = await tx.find(OutboxRecord, *where, newest=True, limit=limit)
         now = self._context.clock.time()
         return [_row(row, now) for row in rows]
@@ -146,7 +147,7 @@ class OperatorService:
         owners = {job.id: job.account_id for job in jobs}
         accounts = await tx.find(Account, col(Account.id).in_(tuple(sorted(set(owners.values())))))
         names = {account.id: account.name for account in accounts}
-        seated = Counter(lease.job for lease in self._leases.seated())
+        seated = await self._seated(tx, jobs)
         return [
             AdminJob(
                 id=view.id,
@@ -166,6 +167,14 @@ class OperatorService:
             )
             for view in views
         ]
+
+    async def _seated(self, tx: Transaction, jobs: Sequence[Job]) -> Counter[str]:
+        """How many nodes have a seat in each of them; of other cells' jobs the store alone knows."""
+        if self._context.cell.of == 1:
+            return Counter(lease.job for lease in self._leases.seated())
+        ids = tuple(job.id for job in jobs)
+        held = await tx.find(Lease, col(Lease.job).in_(ids), col(Lease.state).in_(("starting", "ready")))
+        return Counter(lease.job for lease in held if lease.seat)
 
 
 async def _stored(tx: Transaction, job: str) -> Job:
