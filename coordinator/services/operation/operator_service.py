@@ -1,13 +1,14 @@
 """What an operator sees and orders, in one place: nodes, jobs of all accounts, what the ledger is still to be told, files."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from common.untrusted_text import untrusted
 from coordinator.config import RetentionPolicy
 from coordinator.domain.account import Account
 from coordinator.domain.job import ENDINGS, LIVE, Job, JobState
+from coordinator.domain.lease import Lease
 from coordinator.errors import InvalidError, NotFoundError
 from coordinator.services.accounts.accounts import AccountService
 from coordinator.services.artifacts.artifacts import ArtifactStore
@@ -146,7 +147,7 @@ class OperatorService:
         owners = {job.id: job.account_id for job in jobs}
         accounts = await tx.find(Account, col(Account.id).in_(tuple(sorted(set(owners.values())))))
         names = {account.id: account.name for account in accounts}
-        seated = Counter(lease.job for lease in self._leases.seated())
+        seated = await self._seated(tx, jobs)
         return [
             AdminJob(
                 id=view.id,
@@ -159,13 +160,27 @@ class OperatorService:
                 ended=view.ended,
                 rounds_done=view.rounds_done,
                 rounds_total=view.rounds_total,
-                nodes=seated[view.id],
+                nodes=seated.get(view.id, 0),
                 escrow=view.escrow,
                 paid=view.paid,
                 refunded=view.refunded,
             )
             for view in views
         ]
+
+    async def _seated(self, tx: Transaction, jobs: Sequence[Job]) -> Mapping[str, int]:
+        """How many nodes have seats in each of these jobs, in whichever cell it is."""
+        if self._context.cell.of == 1:
+            return Counter(lease.job for lease in self._leases.seated())
+        live: tuple[Condition, ...] = (
+            col(Lease.job).in_(tuple(job.id for job in jobs)),
+            col(Lease.state).in_(("starting", "ready")),
+        )
+        held = await tx.sums(Lease, col(Lease.fence), (col(Lease.job), col(Lease.stage)), *live)
+        counted: Counter[str] = Counter()
+        for (job, stage), (count, _) in held.items():
+            counted[str(job)] += 0 if stage is None else count
+        return counted
 
 
 async def _stored(tx: Transaction, job: str) -> Job:
