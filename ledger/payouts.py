@@ -69,11 +69,19 @@ class Payouts:
         self._owner: Pubkey = self._signer.pubkey()
         self._slots: set[int] = set()  # Of tables that were made lately, or are on their way.
 
-    async def nonces(self, count: int) -> list[str]:
-        """Addresses of the coordinator's first ``count`` nonce accounts; creates those that are missing."""
-        keys = [nonce_address(self._owner, number) for number in range(count)]
+    async def nonces(self, count: int, part: int = 0, parts: int = 1) -> list[str]:
+        """Addresses of the coordinator's first ``count`` nonce accounts; creates those that are missing.
+
+        Args:
+            part: with several ``parts`` only every so manieth of them, in the order of their addresses, from this one on: who
+                takes one part each shares none.
+        """
+        numbered = [(nonce_address(self._owner, number), number) for number in range(count)]
+        if parts > 1:
+            numbered = sorted(numbered, key=lambda one: str(one[0]))[part::parts]
+        keys = [key for key, _ in numbered]
         accounts = await self._connection.accounts(keys)
-        missing = [number for number, account in enumerate(accounts) if account is None]
+        missing = [number for (_, number), account in zip(numbered, accounts, strict=True) if account is None]
         rent = await self._connection.rent(NONCE_SIZE) if missing else 0
         for start in range(0, len(missing), MAX_NONCES_A_TRANSACTION):
             made = create_nonces(self._owner, missing[start : start + MAX_NONCES_A_TRANSACTION], rent)

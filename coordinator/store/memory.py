@@ -126,6 +126,11 @@ class _Memory:
         self.written.get(type(record), {}).pop(key, None)
         self.deleted.setdefault(type(record), set()).add(key)
 
+    @property
+    def everywhere(self) -> Transaction:
+        """Nothing is parted."""
+        return self
+
     async def hold_shared(self) -> None:
         """Nobody else is at work."""
 

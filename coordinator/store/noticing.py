@@ -66,6 +66,10 @@ class _Noticing:
     def __init__(self, inner: Transaction, tell: Notice) -> None:
         self.inner, self._tell = inner, tell
 
+    @property
+    def everywhere(self) -> Transaction:
+        return _Noticing(self.inner.everywhere, self._tell)
+
     async def get(self, kind: type[R], *key: Scalar) -> R:
         return await self.inner.get(kind, *key)
 

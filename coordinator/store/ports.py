@@ -78,6 +78,10 @@ def fields_of(kind: type[msgspec.Struct], columns: Iterable[Column[Any] | Condit
 class Transaction(Protocol):
     """All or nothing. Reads see the transaction's own writes."""
 
+    @property
+    def everywhere(self) -> "Transaction":
+        """The same one, which finds the jobs of every cell and what follows from them; these are changed by their own cell."""
+
     async def get(self, kind: type[R], *key: Scalar) -> R:
         """The record with this key; NotFoundError where there is none."""
 

@@ -4,6 +4,7 @@ import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from copy import copy
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
@@ -202,9 +203,18 @@ class SqlTransaction:
             return counted
         return int((await self._execute(statement, values)).rowcount)
 
+    @property
+    def everywhere(self) -> Transaction:
+        if self._cell.of == 1:
+            return self
+        same = copy(self)
+        same._cell = WHOLE
+        return same
+
     async def hold_shared(self) -> None:
         if self._beside:
             await self._execute(_HOLD)
+            self._beside = False  # It is held until the transaction ends.
 
     async def get(self, kind: type[R], *key: Scalar) -> R:
         how = KINDS[kind]

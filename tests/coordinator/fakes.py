@@ -11,6 +11,7 @@ from typing import Literal
 
 from solders.pubkey import Pubkey
 
+from coordinator.domain.cells import WHOLE, Cell
 from coordinator.domain.job import Job
 from coordinator.services.artifacts.artifacts import ArtifactStock
 from coordinator.services.artifacts.deliveries import Deliveries
@@ -273,7 +274,7 @@ class FakeChain:
         missing = total - self._open(job).deposited
         return self._prepare(f"deposit {job} {total}", lambda: self._add(job, missing)) if missing > 0 else None
 
-    async def nonces(self) -> Sequence[str]:
+    async def nonces(self, cell: Cell = WHOLE) -> Sequence[str]:
         return ()
 
     async def prepare_settlement(

@@ -6,6 +6,7 @@ Secrets are kept as hashes: cookies and API keys are 256 random bits, so SHA-256
 import hashlib
 import secrets
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -199,7 +200,8 @@ class AccountService:
             if not found or now - found[0].seen > IDLE_S or now - found[0].created > ABSOLUTE_S:
                 return None
             if now - found[0].seen > TOUCH_S:
-                await tx.update(msgspec.structs.replace(found[0], seen=now))
+                with suppress(ConflictError):  # Another cell has just noted a use, which is as good.
+                    await tx.update(msgspec.structs.replace(found[0], seen=now))
             return await self._principal(tx, found[0].account_id, None, found[0].id)
 
     async def sessions(self, account_id: str) -> Sequence[SessionRecord]:
@@ -289,7 +291,8 @@ class AccountService:
             if key.revoked is not None or (key.expires is not None and key.expires <= now):
                 raise refused
             if key.used is None or now - key.used > TOUCH_S:
-                await tx.update(msgspec.structs.replace(key, used=now))
+                with suppress(ConflictError):  # As of a session.
+                    await tx.update(msgspec.structs.replace(key, used=now))
             who = await self._principal(tx, key.account_id, frozenset(key.scopes), "", key.id)
         if who is None:
             raise refused

@@ -104,7 +104,9 @@ class Budgets:
         if (until := self._known.get(account_id)) is not None and now < abs(until):
             return until > 0
         async with self._store.transaction() as tx:
-            paid = bool(await tx.find(Job, col(Job.account_id).equals(account_id), col(Job.paid) > 0, limit=1))
+            paid = bool(
+                await tx.everywhere.find(Job, col(Job.account_id).equals(account_id), col(Job.paid) > 0, limit=1)
+            )
             paid = paid or bool(
                 await tx.find(
                     Account, col(Account.id).equals(account_id), col(Account.role).equals(Role.OPERATOR), limit=1

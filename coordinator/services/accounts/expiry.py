@@ -5,19 +5,21 @@ Both cost nothing to make. What is forgotten can be made again; whoever has done
 
 import asyncio
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from coordinator.domain.account import Account, Role
 from coordinator.domain.job import Job
 from coordinator.domain.lease import Lease
 from coordinator.services.accounts.budgets import UNUSED_S
 from coordinator.services.core.context import Context
+from coordinator.services.network.machine_days import day_of
 from coordinator.store.ports import Condition, Place, Transaction, col
 from coordinator.store.records import (
     CredentialRecord,
     FileRecord,
     InvitationRecord,
     KeyRecord,
+    MachineDay,
     NodeRecord,
     NoticeRecord,
     NoticeSettings,
@@ -75,9 +77,12 @@ class Forgetting:
         )
         while True:
             async with self._context.store.transaction() as tx:
+                await tx.hold_shared()
                 page = await tx.find(NodeRecord, *idle, limit=PAGE, after=after)
-                worked = await tx.find(Lease, col(Lease.node).in_(tuple(record.address for record in page)))
+                names = tuple(record.address for record in page)
+                worked = await tx.everywhere.find(Lease, col(Lease.node).in_(names))
                 kept = {lease.node for lease in worked} | self._context.config.auditors
+                kept |= await self._elsewhere(tx, names)
                 for record in page:
                     if record.address not in kept and not self._here(record.address):
                         await tx.delete(record)
@@ -86,6 +91,14 @@ class Forgetting:
                 return forgotten
             after = (page[-1].since, page[-1].address)
             await asyncio.sleep(0)
+
+    async def _elsewhere(self, tx: Transaction, nodes: Sequence[str]) -> set[str]:
+        """Those that were in some cell within that time, by their days: whom another one has ``here`` does not know."""
+        if self._context.cell.of == 1:
+            return set()
+        since = day_of(self._context.clock.time() - NODE_S)
+        days = await tx.find(MachineDay, col(MachineDay.node).in_(nodes), col(MachineDay.day) > since)
+        return {day.node for day in days}
 
     async def _accounts(self) -> int:
         since, forgotten = self._context.clock.time() - UNUSED_S, 0
@@ -106,7 +119,7 @@ class Forgetting:
 
     async def _is_used(self, tx: Transaction, account_id: str, since: float) -> bool:
         return bool(
-            await tx.find(Job, col(Job.account_id).equals(account_id), limit=1)
+            await tx.everywhere.find(Job, col(Job.account_id).equals(account_id), limit=1)
             or await tx.find(InvitationRecord, col(InvitationRecord.account_id).equals(account_id), limit=1)
             or await tx.find(FileRecord, col(FileRecord.account_id).equals(account_id), limit=1)
             or await tx.find(

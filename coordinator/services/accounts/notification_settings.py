@@ -93,7 +93,7 @@ class NoticeService:
         await self._budgets.take(TESTS, account_id)
         async with self._context.store.transaction() as tx:
             settings = await self._settings(tx, account_id)
-            waiting = await tx.find(
+            waiting = await tx.everywhere.find(
                 NoticeRecord,
                 col(NoticeRecord.account_id).equals(account_id),
                 col(NoticeRecord.state).equals("waiting"),
@@ -117,7 +117,7 @@ class NoticeService:
         where: list[Condition] = [col(NoticeRecord.account_id).equals(account_id)]
         where += [col(NoticeRecord.id) < before] if before is not None else []
         async with self._context.store.transaction() as tx:
-            found = await tx.find(NoticeRecord, *where, newest=True, limit=limit)
+            found = await tx.everywhere.find(NoticeRecord, *where, newest=True, limit=limit)
         return [
             api.Delivery(n.id, n.job, n.kind, n.channel, n.target, n.state, n.attempts, n.answer, n.created, n.due)
             for n in found
@@ -126,7 +126,7 @@ class NoticeService:
     async def _ask(self, tx: Transaction, settings: NoticeSettings, now: float) -> None:
         """Mail the token to the address that is to be confirmed; whoever does not know it gets nothing more."""
         own = (col(NoticeRecord.account_id).equals(settings.account_id), col(NoticeRecord.kind).equals("confirm"))
-        last = await tx.find(NoticeRecord, *own, newest=True, limit=1)
+        last = await tx.everywhere.find(NoticeRecord, *own, newest=True, limit=1)
         if last and now < last[0].created + MAIL_PAUSE:
             raise ConflictError(
                 f"an address was asked less than {MAIL_PAUSE / 60:.0f} minutes ago: try again later", "mail"

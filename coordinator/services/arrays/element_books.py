@@ -63,7 +63,7 @@ class ElementBooks:
     async def result(self, job: str, index: int) -> tuple[str, Digest]:
         """As ``ElementsPort.result``."""
         elements = await self._elements(job)
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             where = (col(ElementCourse.job).equals(job), col(ElementCourse.index).equals(index))
             found = await tx.find(ElementCourse, *where)
         if not 0 <= index < len(elements):
@@ -107,14 +107,14 @@ class ElementBooks:
     ) -> list[ElementCourse]:
         where: list[Condition] = [col(ElementCourse.job).equals(job), col(ElementCourse.settled) > after]
         where += [] if state is None else [col(ElementCourse.state).equals(state)]
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return await tx.find(ElementCourse, *where, newest=newest, limit=limit)
 
     async def _elements(self, job: str) -> Sequence[ArrayElement]:
         return await self._arrays.listed(job, await self._array(job))
 
     async def _array(self, job: str) -> ArraySpec:
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Job, col(Job.id).equals(job))
         if not found:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")

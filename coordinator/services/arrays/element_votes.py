@@ -140,6 +140,7 @@ class ElementVotes:
             alone = course.state != "open" and mine and {run.node for run in course.tries if run.paid} == {one.node}
             if alone or (mine and course.state == "open"):
                 array.board.reopen(course, one.node)
+        await work.hold_shared()
         await credit.lose(work, one.node, everywhere=True)
         for record in await work.tx.find(NodeRecord, col(NodeRecord.address).equals(one.node)):
             await work.tx.update(msgspec.structs.replace(record, faults=record.faults + 1))

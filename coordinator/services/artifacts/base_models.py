@@ -42,7 +42,7 @@ class BaseModels:
             NotFoundError: there is none of this id, or no such checkpoint. ConflictError: it has no model.
         """
         job = model.from_job or ""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Job, col(Job.id).equals(job))
         if not found:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", FIELD)

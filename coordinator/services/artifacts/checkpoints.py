@@ -80,7 +80,7 @@ class Checkpoints:
         ):
             return stored.model  # The job is over: its model is made of the newest checkpoint.
         seen = [record for record in rounds if record.number < point.base.done]
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             data = await dataset_name(tx, stored)
         return await self._remembered(
             (stored.id, point.base.done, False), lambda: self._models.assemble(stored, point.checkpoints, seen, data)
@@ -145,7 +145,7 @@ class Checkpoints:
         Raises:
             NotFoundError: there is none. ConflictError: the job's work is not paid, and could not be any more.
         """
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             stored, run, rounds = await _loaded(tx, job)
             await check_delivery(tx, stored, self._context.clock.time())
         points = () if run is None else run.points
@@ -158,7 +158,7 @@ class Checkpoints:
         return stored, rounds, found[-1]
 
     async def _load(self, job: str) -> tuple[Job, Run | None, Sequence[RoundRecord]]:
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return await _loaded(tx, job)
 
     async def _view(self, job: str, point: RunPoint, rounds: Sequence[RoundRecord]) -> api.CheckpointView | None:

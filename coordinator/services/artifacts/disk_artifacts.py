@@ -28,10 +28,10 @@ from coordinator.services.artifacts.artifacts import (
 class DiskArtifacts:
     """Content-addressed files under one folder, ``root/ab/abcdef...``."""
 
-    def __init__(self, root: Path) -> None:
-        """Make the folders and remove what an earlier process left half received."""
+    def __init__(self, root: Path, cell: int = 0) -> None:
+        """Make the folders and remove what an earlier process of the same cell left half received."""
         self._root = root
-        self._incoming = root / "incoming"
+        self._incoming = root / (f"incoming-{cell}" if cell else "incoming")
         shutil.rmtree(self._incoming, ignore_errors=True)
         self._incoming.mkdir(parents=True)
 

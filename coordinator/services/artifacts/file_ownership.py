@@ -50,7 +50,9 @@ class FileOwnership:
             return
         total = self._disk()
         async with self._store.transaction() as tx:
-            known = bool(await tx.find(Job, col(Job.account_id).equals(account_id), col(Job.paid) > 0, limit=1))
+            known = bool(
+                await tx.everywhere.find(Job, col(Job.account_id).equals(account_id), col(Job.paid) > 0, limit=1)
+            )
             number, held = (
                 await tx.sums(FileRecord, col(FileRecord.length), (), col(FileRecord.account_id).equals(account_id))
             ).get((), (0, 0))
@@ -79,7 +81,7 @@ class FileOwnership:
             async with self._store.transaction() as tx:
                 held = await tx.sums(FileRecord, col(FileRecord.length), (col(FileRecord.account_id),))
                 for account in [str(account) for (account,) in held if account not in self._known]:
-                    if await tx.find(Job, col(Job.account_id).equals(account), col(Job.paid) > 0, limit=1):
+                    if await tx.everywhere.find(Job, col(Job.account_id).equals(account), col(Job.paid) > 0, limit=1):
                         self._known.add(account)
             found = [figures for (account,), figures in held.items() if account not in self._known]
             self._of_strangers = (sum(number for number, _ in found), sum(size for _, size in found))

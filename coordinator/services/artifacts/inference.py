@@ -135,8 +135,13 @@ class InferenceTrials:
                         yield _piece(report)
 
     async def _deployment(self, job: str) -> Job | None:
-        """The job, if nodes answer for it."""
-        async with self._context.store.transaction() as tx:
+        """The job, if nodes answer for it.
+
+        Raises:
+            OtherCellError: the job is another cell's. Whoever names it in a document is led there before anything is done.
+        """
+        self._context.check_own(job)
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Job, col(Job.id).equals(job))
         return found[0] if found and found[0].spec.serve is not None else None
 
@@ -145,7 +150,7 @@ class InferenceTrials:
         own = template_text(job.spec.tokenizer.settings)
         if not isinstance(point, AdapterPoint):
             return own
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Job, col(Job.id).equals(point.job))
         return (template_text(found[0].spec.tokenizer.settings) if found else "") or own
 

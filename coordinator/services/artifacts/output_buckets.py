@@ -104,7 +104,7 @@ class OutputBuckets:
         Raises:
             NotFoundError: nothing is.
         """
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return _view(await _found(tx, job))
 
     async def put(self, job: str, account_id: str, wanted: api.NewOutput) -> api.OutputView:
@@ -143,6 +143,7 @@ class OutputBuckets:
 
     async def remove(self, job: str) -> None:
         """Send nothing more, and forget the key. NotFoundError: nothing was named."""
+        self._context.check_own(job)
         async with self._context.store.transaction() as tx:
             await tx.delete(await _found(tx, job))
 

@@ -10,7 +10,8 @@ results of an array's elements, and what these read
 an opening whose audit passed, or came to nothing      7 days at the most
 the finished model, its config and tokenizer           as long as the job
 a model folder that was made of a checkpoint           a day; it is made again when it is asked for
-what a node has just stored, or a tool just made       two hours, within which something comes to refer to it
+what a node has just stored, or a tool just made       two hours, within which something comes to refer to it; a day where
+                                                       jobs are parted in cells
 =====================================================  =======================================================================
 P: the operator's policy (``config.RetentionPolicy``). What another one would remove can be seen before it is chosen (``survey``).
 """
@@ -26,6 +27,7 @@ from coordinator.domain.job import LIVE, Job
 from coordinator.errors import NotFoundError
 from coordinator.services.arrays.open_arrays import elements_of
 from coordinator.services.artifacts.artifacts import ArtifactStock, ArtifactStore
+from coordinator.services.artifacts.checkpoints import FOLDER_S
 from coordinator.services.artifacts.file_ownership import sources
 from coordinator.services.audits.credit import OPEN
 from coordinator.services.core.context import Context
@@ -57,6 +59,12 @@ class Keeping:
         self._counted: tuple[float, ArtifactStock] | None = None
         self._good_until = 0.0
 
+    @property
+    def _fresh(self) -> float:
+        """For how long everything stays. Model folders of checkpoints are remembered by the cell that has made them, and by no
+        other one: where there are several, all stays for as long as those."""
+        return FRESH_S if self._context.cell.of == 1 else FOLDER_S
+
     async def run(self) -> None:
         """Sweep for ever."""
         await self._context.clock.sleep(FIRST_S)
@@ -68,7 +76,7 @@ class Keeping:
         """Remove what nothing refers to; how many bytes that freed."""
         now, began = self._context.clock.time(), self._context.clock.now()
         referred = await self._referred(now, self._context.config.retention)
-        files, freed = await self._artifacts.sweep(referred, now - FRESH_S)
+        files, freed = await self._artifacts.sweep(referred, now - self._fresh)
         if self._counted is not None:  # Somebody looks at it: else a bucket would be listed for nobody.
             await self._count(now, began, referred)
         if files:
@@ -88,14 +96,14 @@ class Keeping:
             now, began = self._context.clock.time(), self._context.clock.now()
             if policy != self._context.config.retention:
                 referred = await self._referred(now, policy, forget=False)
-                return now, await self._artifacts.survey(referred, now - FRESH_S)
+                return now, await self._artifacts.survey(referred, now - self._fresh)
             if self._counted is None or began >= self._good_until:
                 await self._count(now, began, await self._referred(now, policy, forget=False))
             assert self._counted is not None
             return self._counted
 
     async def _count(self, now: float, began: float, referred: set[bytes]) -> None:
-        self._counted = now, await self._artifacts.survey(referred, now - FRESH_S)
+        self._counted = now, await self._artifacts.survey(referred, now - self._fresh)
         ended = self._context.clock.now()
         self._good_until = ended + SHARE * (ended - began)
 
@@ -103,7 +111,7 @@ class Keeping:
         """Every artifact that is to stay, as the 32 bytes of its digest; ``forget``: also what stands in the way of a sweep."""
         found: set[Digest] = set(self._folders())
         named: set[tuple[str, Digest]] = set()
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             delivered = {
                 str(job)
                 for (job,) in await tx.sums(DeliveryRecord, col(DeliveryRecord.size), (col(DeliveryRecord.job),))
@@ -126,7 +134,7 @@ class Keeping:
     async def _jobs(self) -> AsyncIterator[Job]:
         after: Place | None = None
         while True:
-            async with self._context.store.transaction() as tx:
+            async with self._context.everywhere.transaction() as tx:
                 page = await tx.find(Job, limit=PAGE, after=after)
             for job in page:
                 yield job
@@ -137,7 +145,7 @@ class Keeping:
     async def _of_nodes(self, job: Job, now: float) -> set[Digest]:
         """What nodes have stored for a job, as far as the run, an audit or a dispute still needs it."""
         of_audits = col(Audit.job).equals(job.id)
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             runs = await tx.find(RunRecord, col(RunRecord.job).equals(job.id))
             audits = await tx.sums(
                 Audit,
@@ -184,7 +192,7 @@ class Keeping:
     async def _of_array(self, job: str) -> set[Digest]:
         """Results of an array's elements, and what somebody looks at before it is one."""
         of_job = col(ElementCourse.job).equals(job)
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             results = await tx.sums(ElementCourse, col(ElementCourse.size), (col(ElementCourse.result),), of_job)
             begun = await tx.find(ElementCourse, of_job, col(ElementCourse.state).equals("open"))
         looked_at = {digest for course in begun for one in course.tries for digest in (one.result, one.of)}
@@ -199,7 +207,7 @@ class Keeping:
         return {digest for element in elements for digest in element.inputs.values()}
 
     async def _forget_deliveries(self, job: Job) -> None:
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             await tx.forget(DeliveryRecord, col(DeliveryRecord.job).equals(job.id))
 
     async def _uploads(self, since: float, named: set[tuple[str, Digest]], forget: bool) -> set[Digest]:
@@ -207,7 +215,7 @@ class Keeping:
         found: set[Digest] = set()
         after: Place | None = None
         while True:
-            async with self._context.store.transaction() as tx:
+            async with self._context.everywhere.transaction() as tx:
                 page = await tx.find(FileRecord, limit=PAGE, after=after)
                 for file in page:
                     if file.created >= since or (file.account_id, file.artifact) in named:

@@ -30,7 +30,7 @@ class StepOpenings:
         Raises:
             NotFoundError: there is no such audit, or nothing was opened for it.
         """
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(
                 Audit, col(Audit.id).equals(audit), col(Audit.job).equals(job), col(Audit.canary).equals(False)
             )

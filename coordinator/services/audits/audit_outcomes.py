@@ -95,6 +95,7 @@ class Penalties:
     async def of_tampering(self, work: UnitOfWork) -> None:
         """A node whose agent saw a hand in a job's sandbox is looked at as after a failed audit, and repeated it costs stake."""
         for lease in [reached.lease for reached in work.take(SandboxTampered)]:
+            await work.hold_shared()
             record = await work.tx.get(NodeRecord, lease.node)
             share = penalty.tampering_costs(record.tampered, lease.granted, work.now)
             if share and record.stake > 0:
@@ -143,6 +144,7 @@ class Penalties:
 
     async def _fall(self, work: UnitOfWork, audit: Audit) -> None:
         """The prover's standing is gone; what it did later, and nobody has looked at, was drawn as of somebody it is not."""
+        await work.hold_shared()
         record = await work.tx.get(NodeRecord, audit.node)
         faults = record.faults + (audit.blame not in ("unconfirmed", "gone", "unlooked", "vain"))
         await work.tx.update(msgspec.structs.replace(record, faults=faults))
@@ -190,6 +192,7 @@ async def _is_in_the_model(work: UnitOfWork, audit: Audit) -> bool:
 
 async def _remember_evasion(work: UnitOfWork, audit: Audit) -> None:
     """A node evaded an audit: its owner is told, and a repetition costs stake."""
+    await work.hold_shared()
     record = await work.tx.get(NodeRecord, audit.node)
     (lease,) = await work.tx.find(Lease, col(Lease.id).equals(audit.lease))
     share = penalty.evasion_costs(record.evaded, lease.granted, work.now)
@@ -214,6 +217,7 @@ def _take(work: UnitOfWork, how: str, lease: Lease, before: float, share: int, w
 
 async def send_away(work: UnitOfWork, node: str, reason: str) -> NodeRecord | None:
     """A node has no place in the network any more; None: it had none before, and one lie costs its stake once."""
+    await work.hold_shared()
     record = await work.tx.get(NodeRecord, node)
     if record.banned and not record.reason.startswith(BY_OPERATOR):
         return None

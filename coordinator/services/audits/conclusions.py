@@ -15,6 +15,7 @@ from coordinator.domain.job import JobState
 from coordinator.services.audits import credit
 from coordinator.services.audits.audit_outcomes import reject
 from coordinator.services.audits.evidence import correct_outcomes, seal_outcome
+from coordinator.services.audits.falls_elsewhere import FallsElsewhere
 from coordinator.services.core.context import Context
 from coordinator.services.core.domain_events import OutcomeChanged, SharesMayBeDue
 from coordinator.services.core.unit_of_work import UnitOfWork
@@ -29,6 +30,7 @@ class Conclusion:
 
     def __init__(self, context: Context) -> None:
         self._context = context
+        self._elsewhere = FallsElsewhere(context)
         self._held: set[str] = set()  # Jobs of which shares wait for looks at what their nodes did in other jobs.
 
     async def advance(self, work: UnitOfWork) -> None:
@@ -49,6 +51,11 @@ class Conclusion:
         here = {_key(record) for record in records}
         busy = {audit.node for audit in open_audits if (audit.epoch, audit.round) not in here}
         pending = await _pending(work) if records else {}
+        taken = len(work.recorded(OutcomeChanged))
+        if await self._elsewhere.follow(work, records, [one for shares in pending.values() for one in shares]):
+            self._held.add(work.job.id)
+        if len(work.recorded(OutcomeChanged)) > taken:
+            pending = await _pending(work)
         for record in records:
             in_round = {audit.node for audit in open_audits if (audit.epoch, audit.round) == _key(record)}
             busy |= in_round

@@ -26,7 +26,8 @@ async def standings_of(
 ) -> dict[str, NodeStanding]:
     """What is known of a round's nodes when it is drawn, by their leases.
 
-    What is still to be verified counts as if it were: a fault found in an earlier round makes all that is drawn later void.
+    What is still to be verified counts as if it were: a fault found in an earlier round makes all that is drawn later void. Of
+    other cells' jobs it counts once it is verified: whoever has come from there is looked at a little more often.
 
     Args:
         commits: all of the round. ``watched``: leases whose part of it the operator's auditors look at.
@@ -83,6 +84,7 @@ async def earn(work: UnitOfWork, commit: CommitRecord, audits: Collection[Audit]
     seen = [audit for audit in audits if audit.verdicts and audit.state == "passed" and audit.outer is None]
     exact = any(not audit.across for audit in seen)
     across = bool(seen) and not exact and not commit.look
+    await work.hold_shared()
     known = await _find(work, commit.node, bool(commit.look))
     credit = known[0] if known else CreditRecord(commit.node, work.job.account_id, bool(commit.look))
     amount = credit.amount + (commit.amount // rates.AFAR if across else commit.amount)
@@ -104,6 +106,7 @@ async def stand_surety(work: UnitOfWork, commit: CommitRecord) -> bool:
     if any(v.own and not v.afar and v.verdict == "match" for audit in own if audit.over for v in audit.verdicts):
         return True
     needed = rates.surety(commit.amount)
+    await work.hold_shared()
     for known in await _find(work, commit.node, watched=True):
         if known.amount >= needed:
             await work.tx.update(msgspec.structs.replace(known, amount=known.amount - needed))
@@ -116,6 +119,7 @@ async def lose(work: UnitOfWork, node: NodeAddress, everywhere: bool) -> None:
     of_account: tuple[Condition, ...] = (
         () if everywhere else (col(CreditRecord.account_id).equals(work.job.account_id),)
     )
+    await work.hold_shared()
     for credit in await work.tx.find(CreditRecord, col(CreditRecord.node).equals(node), *of_account):
         await work.tx.update(msgspec.structs.replace(credit, amount=0, exact=False))
     for record in await work.tx.find(NodeRecord, col(NodeRecord.address).equals(node)):
@@ -137,22 +141,35 @@ async def unsure(work: UnitOfWork, audit: Audit) -> list[CommitRecord]:
             continue
         its = await work.tx.get(RoundRecord, commit.job, commit.epoch, commit.round)
         later = commit.job != audit.job or (its.ended or 0.0) > (record.ended or 0.0)
-        looks = [other for other in await audits_of(work, its) if other.lease == commit.lease and _counts(other)]
-        if later and not looks:
+        if later and not await has_look(work, commit, its):
             found.append(commit)
     return found
 
 
+async def has_look(work: UnitOfWork, commit: CommitRecord, record: RoundRecord) -> bool:
+    """Whether a look has found nothing in a share of a round, or still has to."""
+    return any(other.lease == commit.lease and _counts(other) for other in await audits_of(work, record))
+
+
 async def looked_at_elsewhere(work: UnitOfWork, nodes: Collection[NodeAddress]) -> set[NodeAddress]:
     """Nodes of whose work in other jobs of the account an audit is still open."""
+    return {audit.node for audit in await open_elsewhere(work, nodes)}
+
+
+async def open_elsewhere(work: UnitOfWork, nodes: Collection[NodeAddress]) -> list[Audit]:
+    """Audits of nodes' work in other jobs of the account that are still open, also of those of other cells."""
     if not nodes:
-        return set()
-    audits = await work.tx.find(
+        return []
+    audits = await work.tx.everywhere.find(
         Audit, col(Audit.node).in_(tuple(sorted(nodes))), col(Audit.state).in_(OPEN), col(Audit.canary).equals(False)
     )
-    watched = [audit for audit in audits if audit.watched and audit.job != work.job.id]
-    jobs = {job for job in {audit.job for audit in watched} if await _is_of_account(work, job)}
-    return {audit.node for audit in watched if audit.job in jobs}
+    return await of_account(work, [audit for audit in audits if audit.watched and audit.job != work.job.id])
+
+
+async def of_account(work: UnitOfWork, audits: Collection[Audit]) -> list[Audit]:
+    """Those of them that are of jobs of the account."""
+    jobs = {job for job in {audit.job for audit in audits} if await _is_of_account(work, job)}
+    return [audit for audit in audits if audit.job in jobs]
 
 
 async def audits_of(work: UnitOfWork, record: RoundRecord) -> list[Audit]:
@@ -183,7 +200,7 @@ def _place(commit: CommitRecord) -> tuple[str, int, int, str]:
 
 
 async def _is_of_account(work: UnitOfWork, job: str) -> bool:
-    return job == work.job.id or (await work.tx.get(Job, job)).account_id == work.job.account_id
+    return job == work.job.id or (await work.tx.everywhere.get(Job, job)).account_id == work.job.account_id
 
 
 async def _find(work: UnitOfWork, node: NodeAddress, watched: bool) -> list[CreditRecord]:

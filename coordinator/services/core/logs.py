@@ -87,7 +87,7 @@ class JobLogs:
         where += [col(LogRecord.id) < before] if before is not None else []
         where += [col(LogRecord.id) > after] if after else []
         newest = not after
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(LogRecord, *where, newest=newest, limit=limit)
             names = await names_in(tx, [*(line.text for line in found), *(line.node for line in found)])
         lines = found[::-1] if newest else found

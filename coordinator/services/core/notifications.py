@@ -13,6 +13,7 @@ import logging
 import smtplib
 import ssl
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from email.message import EmailMessage
 
 import aiohttp
@@ -21,6 +22,7 @@ import msgspec
 from common.untrusted_text import untrusted
 from coordinator.config import MailConfig
 from coordinator.domain.job import Job
+from coordinator.errors import ConflictError
 from coordinator.services.accounts.budgets import MAX_NOTICES
 from coordinator.services.core.context import Context
 from coordinator.services.core.egress import ForbiddenAddressError
@@ -113,7 +115,7 @@ class NoticeDelivery:
         """Try everything that is due, once; how much that was."""
         now = self._context.clock.time()
         where: tuple[Condition, ...] = (col(NoticeRecord.state).equals("waiting"), col(NoticeRecord.due) < now + 1e-6)
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             due = await tx.find(NoticeRecord, *where, limit=MAX_AT_ONCE)
             accounts = tuple({notice.account_id for notice in due})
             settings = {
@@ -121,9 +123,10 @@ class NoticeDelivery:
             }
         async with asyncio.TaskGroup() as group:
             tries = [group.create_task(self._try(n, settings.get(n.account_id)), name="notice") for n in due]
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             for notice, attempt in zip(due, tries, strict=True):
-                await tx.update(_after(notice, *attempt.result(), now))
+                with suppress(ConflictError):  # Its job, or account, was forgotten meanwhile, and it with that.
+                    await tx.update(_after(notice, *attempt.result(), now))
             for account_id in accounts:
                 over: tuple[Condition, ...] = (
                     col(NoticeRecord.account_id).equals(account_id),

@@ -23,7 +23,7 @@ from coordinator.domain.lease import Lease, LeaseEnd
 from coordinator.domain.rounds import round as rounds
 from coordinator.domain.rounds.run import Run
 from coordinator.domain.serving import sketch_key
-from coordinator.errors import StoreAwayError
+from coordinator.errors import ConflictError, StoreAwayError
 from coordinator.metrics import Metrics
 from coordinator.services.core import notifications
 from coordinator.services.core.context import Context
@@ -65,6 +65,7 @@ class UnitOfWork:
         disputes: those that are not over, by their audit. ``ended_disputes``: those that have just ended.
         disputed: open audits of which there is a dispute, or was.
         figures: what counters and histograms are to be told once this is stored.
+        holds_shared: nobody else may change records that cells have in common until this is stored.
         moved_memory: something beside this work remembers a step of it that cannot be taken twice: it is stored before another
             job is worked on, whose fault would have all of it done again.
     """
@@ -93,7 +94,7 @@ class UnitOfWork:
         self.disputes: dict[str, DisputeRecord] = {}
         self.ended_disputes: list[DisputeRecord] = []
         self.disputed: set[str] = set()
-        self.moved_memory = False
+        self.moved_memory = self.holds_shared = False
         self._looked_up: tuple[list[Audit], dict[str, list[Audit]]] = ([], {})
         self._context = context
         self._events: list[EventRecord] = []
@@ -159,6 +160,11 @@ class UnitOfWork:
         self.queue(
             OutboxRecord(f"{key}:{self.job.id}", self.job.id, "event", {"text": text}, self.now, detail=untrusted(kind))
         )
+
+    async def hold_shared(self) -> None:
+        """Before a node's record, credit or days are read in order to change them: ``Transaction.hold_shared``."""
+        await self.tx.hold_shared()
+        self.holds_shared = self._context.cell.of > 1
 
     async def store_now(self, record: OutboxRecord) -> OutboxRecord:
         """Queue a row and learn its number."""
@@ -288,8 +294,9 @@ class UnitOfWork:
 
     @property
     def is_quiet(self) -> bool:
-        """Whether others may be worked on before this is stored: nobody was given or lost a place, and it can be done again."""
-        known_at_once = self.granted or self.ended or self.moved_memory
+        """Whether others may be worked on before this is stored: nobody was given or lost a place, it can be done again, and no
+        other cell waits for it."""
+        known_at_once = self.granted or self.ended or self.moved_memory or self.holds_shared
         return not known_at_once and all(isinstance(event, _QUIET) for event in self._recorded)
 
     @property
@@ -364,7 +371,9 @@ class JobDesk:
 
         Raises:
             NotFoundError: there is no such job.
+            OtherCellError: another cell carries it; nothing was done.
         """
+        self._context.check_own(job)
         async with self._turn:
             with about(job=job):
                 async with self._context.store.transaction() as tx:
@@ -388,7 +397,10 @@ class JobDesk:
             then: done after all that is asked of this job in the same transaction, once.
         Returns:
             what ``act`` has returned, once it is stored; or why nothing of it is.
+        Raises:
+            OtherCellError: at once, as ``open``.
         """
+        self._context.check_own(job)
         errand = Errand(job, act, then)
         self._errands.add(errand)
         return errand.done
@@ -421,11 +433,14 @@ class JobDesk:
             shared = await self._together(errands)
         except StoreAwayError:
             raise
-        except Exception:
-            if len(errands) == 1:
+        except Exception as error:
+            if len(errands) > 1:
+                await self._one_by_one(errands)
+                return
+            if self._context.cell.of == 1 or not isinstance(error, ConflictError):
                 raise
-            await self._one_by_one(errands)
-            return
+            # Perhaps another cell has just changed a record that both know. All is read anew.
+            shared = await self._together(errands)
         self._errands.put_back(shared.left)
         self._conclude(shared)
 

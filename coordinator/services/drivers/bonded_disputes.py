@@ -63,7 +63,7 @@ class BondedDisputes:
             LOG.warning("bonded disputes cannot be looked for: %s", error)
             return
         now = self._context.clock.time()
-        open_ = [state for state in waiting if now < state.deadline]
+        open_ = [state for state in waiting if now < state.deadline and not self._is_elsewhere(state)]
         # Bonds over nothing stay open until their deadlines: they come last, however many there are.
         open_.sort(key=lambda state: (state.address in self._said, state.deadline))
         for state in open_[:MAX_VERDICTS]:
@@ -75,12 +75,14 @@ class BondedDisputes:
 
     async def _decide(self, audit: str, state: DisputeState) -> None:
         """A dispute over an audit that the challenger took part in."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             known = await tx.find(Audit, col(Audit.id).equals(audit))
             found = await _outcome(tx, audit, state) if known else None
         if not known:
             self._cannot(state, f"there is no audit {audit}")
-        if found is not None:
+        elif not self._context.cell.has(known[0].job):
+            self._remember(state, "another cell decides it")
+        elif found is not None:
             await self._rule(known[0].job, audit, state, found)
 
     async def _look_at(self, place: StepPlace, state: DisputeState) -> None:
@@ -111,11 +113,22 @@ class BondedDisputes:
 
     def _cannot(self, state: DisputeState, why: str) -> None:
         """Say once why a bond cannot be decided, and look at others first from now on."""
-        if self._said.get(state.address) != why:
-            while len(self._said) >= MAX_REMEMBERED:
-                self._said.pop(next(iter(self._said)))
-            self._said[state.address] = why
+        if self._remember(state, why):
             LOG.info("the bond %s of %s cannot be decided: %s", state.address, state.challenger, why)
+
+    def _remember(self, state: DisputeState, why: str) -> bool:
+        """Look at others first from now on; whether that is new."""
+        if self._said.get(state.address) == why:
+            return False
+        while len(self._said) >= MAX_REMEMBERED:
+            self._said.pop(next(iter(self._said)))
+        self._said[state.address] = why
+        return True
+
+    def _is_elsewhere(self, state: DisputeState) -> bool:
+        """Whether it is over a step of a job that another cell carries; of an audit its name does not tell."""
+        place = addresses.place_of(state.audit)
+        return place is not None and not self._context.cell.has(place.job)
 
     async def _rule(self, job: str, subject: str, state: DisputeState, found: Ruled) -> None:
         outcome, evidence = found

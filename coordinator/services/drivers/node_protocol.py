@@ -493,7 +493,7 @@ class NodeProtocol:
         if not untold:
             return
         try:
-            async with self._context.store.transaction() as tx:
+            async with self._context.everywhere.transaction() as tx:  # A node may have come from another cell.
                 told = [await tallies.of_nodes(tx, job, nodes) for job, nodes in untold.items()]
         except StoreAwayError:
             for job, nodes in untold.items():

@@ -23,7 +23,7 @@ class KnownOutcomes:
         """The latest settled jobs that trained all their rounds, newest first: those that lost parts of them, too."""
         now = self._context.clock.time()
         if now - self._looked > FRESH_S:
-            async with self._context.store.transaction() as tx:
+            async with self._context.everywhere.transaction() as tx:
                 jobs = await tx.find(Job, col(Job.state).equals(JobState.SETTLED), newest=True, limit=RECENT)
                 found = [await _outcome(tx, job) for job in jobs]
             self._known, self._looked = tuple(one for one in found if one is not None), now

@@ -7,14 +7,14 @@ finds what there is instead of making it twice.
 """
 
 import secrets
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
 from typing import Final
 
 import msgspec
 
 from common.clock import Clock
-from coordinator.errors import InProgressError, KeyReusedError
+from coordinator.errors import ConflictError, InProgressError, KeyReusedError, NotFoundError
 from coordinator.services.accounts.budgets import ANSWERS, Budgets
 from coordinator.store.ports import Store, col
 from coordinator.store.records import ReplayRecord
@@ -46,9 +46,18 @@ class Turn:
 
 
 class IdempotentAnswers:
-    """Answers by account and key. Requests under way are known to this process only, so one process serves an account."""
+    """Answers by account and key. Requests under way are known to this process only: whoever may be asked for one is one process,
+    of a job that is to be made that of the cell which has named it (``new_id``)."""
 
-    def __init__(self, store: Store, clock: Clock, budgets: Budgets | None = None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        budgets: Budgets | None = None,
+        new_id: Callable[[], str] = lambda: secrets.token_hex(16),
+    ) -> None:
+        """``new_id``: names what requests make."""
+        self._new_id = new_id
         self._budgets = budgets or Budgets(store, clock)
         self._store = store
         self._clock = clock
@@ -70,7 +79,10 @@ class IdempotentAnswers:
             raise InProgressError("this request is being carried out: wait, then send it again", "Idempotency-Key")
         self._under_way.add(mine)
         try:
-            turn = Turn(await self._begin(account_id, key, fingerprint))
+            try:
+                turn = Turn(await self._begin(account_id, key, fingerprint))
+            except ConflictError:  # Another cell has begun the same request at this moment: how, it says now.
+                turn = Turn(await self._begin(account_id, key, fingerprint))
             yield turn
             if turn.answer is not None:
                 async with self._store.transaction() as tx:
@@ -85,14 +97,16 @@ class IdempotentAnswers:
             if now - self._cleaned > CLEAN_S:
                 self._cleaned = now
                 for old in await tx.find(ReplayRecord, col(ReplayRecord.created) < now - KEEP_S, limit=CLEAN_ROWS):
-                    await tx.delete(old)
+                    with suppress(NotFoundError):  # Another cell has forgotten it just now.
+                        await tx.delete(old)
             found = await tx.find(
                 ReplayRecord, col(ReplayRecord.account_id).equals(account_id), col(ReplayRecord.key).equals(key)
             )
             if found and found[0].created < now - KEEP_S:
-                await tx.delete(found.pop())
+                with suppress(NotFoundError):
+                    await tx.delete(found.pop())
             if not found:
-                fresh = ReplayRecord(account_id, key, fingerprint, secrets.token_hex(16), now)
+                fresh = ReplayRecord(account_id, key, fingerprint, self._new_id(), now)
                 return await tx.insert(fresh)
         if found[0].fingerprint != fingerprint:
             raise KeyReusedError("this key was that of another request: make a new key", "Idempotency-Key")

@@ -145,7 +145,7 @@ class JobService:
         except PrivacyBudgetError as error:
             return impossible(error.detail, len(self._nodes.seatable()))
         found = await self._quote(spec, None, await self._weight_names(spec, account_id))
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return msgspec.structs.replace(found, limit=readable(found.limit, await names_in(tx, [found.limit])))
 
     async def choices(self, spec: JobSpec) -> Sequence[api.Choice]:
@@ -158,6 +158,8 @@ class JobService:
 
     async def create(self, new: api.NewJob, account_id: str = LOCAL_ACCOUNT, job: str | None = None) -> api.JobView:
         """Check everything, prepare the files, store the job as the account's."""
+        if job is not None:
+            self._context.check_own(job)  # Another cell may have begun with the same request.
         if job is not None and await self._exists(job):
             await self.check_owner(job, account_id)
             return await self.get(job)
@@ -321,7 +323,7 @@ class JobService:
 
     async def is_shared(self, job: str) -> bool:
         """Whether everybody may look at it."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return bool(await tx.find(Job, col(Job.id).equals(job), col(Job.shared).equals(True), limit=1))
 
     async def share(self, job: str, shared: bool) -> api.JobView:
@@ -336,12 +338,12 @@ class JobService:
 
     async def get(self, job: str) -> api.JobView:
         """One job."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return await self._views.view(tx, await self._found(await tx.find(Job, col(Job.id).equals(job)), job))
 
     async def check_owner(self, job: str, account_id: str) -> None:
         """Refuse a job of another account as if it were not there."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             await self._found(await tx.find(Job, col(Job.id).equals(job), col(Job.account_id).equals(account_id)), job)
 
     async def check_files(self, account_id: str, wanted: Iterable[tuple[str, Digest]]) -> None:
@@ -359,7 +361,7 @@ class JobService:
         where: list[Condition] = [col(Job.account_id).equals(account_id)]
         where += [col(Job.created) < before] if isinstance(before, float) else []
         after = before if isinstance(before, tuple) else None
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Job, *where, newest=True, limit=limit, after=after)
             return await self._views.views(tx, found)
 
@@ -367,12 +369,12 @@ class JobService:
         """Jobs that everybody may look at, newest first."""
         where: list[Condition] = [col(Job.shared).equals(True)]
         where += [] if before is None else [col(Job.created) < before]
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return await self._views.views(tx, await tx.find(Job, *where, newest=True, limit=limit))
 
     async def nodes(self, job: str) -> Sequence[api.JobNode]:
         """Each node's part."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             stored = await self._found(await tx.find(Job, col(Job.id).equals(job)), job)
             runs = await tx.find(RunRecord, col(RunRecord.job).equals(job))
             leases = await tx.find(Lease, col(Lease.job).equals(job))
@@ -402,7 +404,7 @@ class JobService:
     async def commits(self, job: str, window: ListWindow | None = None) -> Sequence[api.CommitView]:
         """Commitments and what they brought."""
         records = await self._rows(CommitRecord, job, window)
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             rows = await tx.find(
                 OutboxRecord,
                 col(OutboxRecord.job).equals(job),
@@ -438,7 +440,7 @@ class JobService:
 
     async def mark(self, job: str) -> tuple[int, int]:
         """Points that there are, and the last event."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             points = await tx.sums(MetricRecord, col(MetricRecord.round), (), col(MetricRecord.job).equals(job))
             last = await tx.find(EventRecord, col(EventRecord.job).equals(job), newest=True, limit=1)
         return points.get((), (0, 0))[0], last[0].id if last else 0
@@ -494,11 +496,11 @@ class JobService:
             await _close(changes)
 
     async def _job(self, job: str) -> Job:
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return await self._found(await tx.find(Job, col(Job.id).equals(job)), job)
 
     async def _exists(self, job: str) -> bool:
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return bool(await tx.find(Job, col(Job.id).equals(job)))
 
     async def _found(self, jobs: Sequence[Job], job: str) -> Job:
@@ -535,7 +537,7 @@ class JobService:
         return quote(spec, model, self._context.config, self._nodes, self._links.map, rate, known)
 
     async def _names(self, texts: Iterable[str]) -> Mapping[str, str]:
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return await names_in(tx, texts)
 
     async def _rows(
@@ -550,7 +552,7 @@ class JobService:
             return [row for row in (await self._part(kind, job, newest=True, limit=MAX_ROWS))[::-1] if shown(row)]
         found: list[_OfJob] = []
         after = window.after
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             await self._found(await tx.find(Job, col(Job.id).equals(job)), job)
             while len(found) < window.limit:
                 rows = await tx.find(kind, col(kind.job).equals(job), limit=window.limit, after=after)
@@ -569,7 +571,7 @@ class JobService:
         offset: int = 0,
         limit: int = MAX_ROWS,
     ) -> Sequence[_OfJob]:
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             await self._found(await tx.find(Job, col(Job.id).equals(job)), job)
             return await tx.find(kind, col(kind.job).equals(job), *where, newest=newest, limit=limit, offset=offset)
 

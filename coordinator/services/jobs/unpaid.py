@@ -109,7 +109,7 @@ class Unpaid:
                 f"{len(own)} jobs of yours are not funded, or ended within a day without paying anybody: fund one, or wait",
                 RETRY_S,
             )
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             known = bool(await tx.find(Job, col(Job.account_id).equals(account_id), col(Job.paid) > 0, limit=1))
         total = self._disk()
         if sum(own) + size > total // FILE_SHARE:
@@ -126,7 +126,7 @@ class Unpaid:
     async def _pause_after_faults(self, account_id: str) -> None:
         """TooManyError while as many jobs of the account as may have failed by their own files within a day."""
         now = self._context.clock.time()
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             failed = await faulty_jobs(tx, account_id, now)
         ends = sorted((job.ended or now for job in failed), reverse=True)
         if len(ends) >= MAX_FAULTY_JOBS:
@@ -151,7 +151,7 @@ class Unpaid:
         return _Made(job.account_id, sizes)
 
     async def _known_jobs(self) -> dict[str, _Made]:
-        if self._jobs is None:
+        if self._jobs is None or self._context.cell.of > 1:  # Others make jobs, too.
             await self._count()
         return self._jobs or {}
 
@@ -175,7 +175,7 @@ class Unpaid:
             if job in known:
                 found[job] = known[job]
                 continue
-            async with self._context.store.transaction() as tx:
+            async with self._context.everywhere.transaction() as tx:
                 stored = await tx.find(Job, col(Job.id).equals(job))
             found |= {one.id: await self._measured(one) for one in stored}
         self._jobs = found

@@ -31,7 +31,7 @@ class Rates:
     async def now(self) -> MarketRate:
         """The price at this moment. It continues from an earlier job's, so that neither a restart nor a crowd makes it jump."""
         await self._nodes.elsewhere.look()
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return await self.within(tx)
 
     async def within(self, tx: Transaction) -> MarketRate:

@@ -1,6 +1,6 @@
 """Nodes in an operator's hands: looked for, drained, banned, and both taken back."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import assert_never
 
 import msgspec
@@ -144,9 +144,8 @@ class NodeOrders:
 
     async def _views(self, records: Sequence[NodeRecord]) -> list[AdminNode]:
         held: dict[str, list[AdminLease]] = {record.address: [] for record in records}
-        live = [lease for lease in self._leases.live() if lease.node in held]
-        async with self._context.store.transaction() as tx:
-            live += await self._elsewhere(tx, tuple(held))
+        async with self._context.everywhere.transaction() as tx:
+            live = await self._held(tx, held)
             where = col(Job.id).in_(tuple(sorted({lease.job for lease in live})))
             serve = {job.id for job in await tx.find(Job, where) if job.spec.serve is not None}
         for one in live:
@@ -155,13 +154,12 @@ class NodeOrders:
         busy = self._busy()
         return [self._view(record, record.address in busy, held[record.address]) for record in records]
 
-    async def _elsewhere(self, tx: Transaction, nodes: tuple[str, ...]) -> list[Lease]:
-        """Leases that these hold in other cells."""
-        cell = self._context.cell
-        if cell.of == 1:
-            return []
-        found = await tx.find(Lease, col(Lease.node).in_(nodes), col(Lease.state).in_(("starting", "ready")))
-        return [lease for lease in found if not cell.has(lease.job)]
+    async def _held(self, tx: Transaction, nodes: Collection[str]) -> Sequence[Lease]:
+        """Their live leases; of nodes that are in other cells the store alone knows."""
+        if self._context.cell.of == 1:
+            return [lease for lease in self._leases.live() if lease.node in nodes]
+        live: Condition = col(Lease.state).in_(("starting", "ready"))
+        return await tx.find(Lease, col(Lease.node).in_(tuple(sorted(nodes))), live)
 
     def _view(self, record: NodeRecord, busy: bool, held: Sequence[AdminLease]) -> AdminNode:
         session, profile = self._nodes.session(record.address), record.profile

@@ -1,7 +1,7 @@
 """What an operator sees and orders, in one place: nodes, jobs of all accounts, what the ledger is still to be told, files."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from common.untrusted_text import untrusted
@@ -80,13 +80,13 @@ class OperatorService:
         """As ``OperatorPort.jobs``."""
         states = () if state is None else tuple(sorted(LIVE)) if state == "live" else (JobState(state),)
         where: list[Condition] = [col(Job.state).in_(states)] if states else []
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Job, *where, newest=True, limit=window.limit, after=window.after)
             return await self._shown(tx, found)
 
     async def job(self, job: str) -> AdminJob:
         """As ``OperatorPort.job``."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             return (await self._shown(tx, [await _stored(tx, job)]))[0]
 
     async def cancel(self, job: str, reason: str, by: OrderedBy) -> AdminJob:
@@ -101,7 +101,7 @@ class OperatorService:
             raise InvalidError(
                 "to cancel a job of somebody needs a reason: its owner reads it in the timeline", "reason"
             )
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             stored = await _stored(tx, job)
         if stored.state is JobState.CANCELLED or (stored.wish in ENDINGS and stored.state in LIVE):
             return await self.job(job)
@@ -114,7 +114,7 @@ class OperatorService:
         states = {None: OPEN_ROWS + GIVEN_UP, "open": OPEN_ROWS, "failed": GIVEN_UP}[state]
         where: list[Condition] = [col(OutboxRecord.state).in_(states)]
         where += [] if before is None else [col(OutboxRecord.id) < before]
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             rows = await tx.find(OutboxRecord, *where, newest=True, limit=limit)
         now = self._context.clock.time()
         return [_row(row, now) for row in rows]
@@ -168,19 +168,13 @@ class OperatorService:
             for view in views
         ]
 
-    async def _seated(self, tx: Transaction, jobs: Sequence[Job]) -> Mapping[str, int]:
-        """How many nodes have seats in each of these jobs, in whichever cell it is."""
+    async def _seated(self, tx: Transaction, jobs: Sequence[Job]) -> Counter[str]:
+        """How many nodes have a seat in each of them; of other cells' jobs the store alone knows."""
         if self._context.cell.of == 1:
             return Counter(lease.job for lease in self._leases.seated())
-        live: tuple[Condition, ...] = (
-            col(Lease.job).in_(tuple(job.id for job in jobs)),
-            col(Lease.state).in_(("starting", "ready")),
-        )
-        held = await tx.sums(Lease, col(Lease.fence), (col(Lease.job), col(Lease.stage)), *live)
-        counted: Counter[str] = Counter()
-        for (job, stage), (count, _) in held.items():
-            counted[str(job)] += 0 if stage is None else count
-        return counted
+        ids = tuple(job.id for job in jobs)
+        held = await tx.find(Lease, col(Lease.job).in_(ids), col(Lease.state).in_(("starting", "ready")))
+        return Counter(lease.job for lease in held if lease.seat)
 
 
 async def _stored(tx: Transaction, job: str) -> Job:

@@ -6,6 +6,7 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from coordinator.domain.cells import WHOLE, Cell
 from ledger import events
 from ledger.addresses import subject_bytes
 from ledger.client import DisputeState, Ledger, PreparedTransaction, PromisedEarnings, StakeState, job_bytes
@@ -16,6 +17,7 @@ from ledger.states import Asked, EscrowState
 Outcome = Literal["pending", "confirmed", "failed", "expired"]
 
 NONCES = 24  # 16 jobs' money moves at a time, and a nonce that was used rests for a block. Their rent is 0.035 SOL.
+NONCES_EACH = 8  # Of a cell, where jobs are parted in more than three: each has a part of its own.
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,8 @@ class ChainPort(Protocol):
     async def prepare_deposit(self, job: str, total: int) -> PreparedTransaction | None:
         """Bring what the test wallet has deposited for a job to ``total`` in all; None where it has as much already."""
 
-    async def nonces(self) -> Sequence[str]:
-        """Addresses of the coordinator's nonce accounts, which are created where they are missing."""
+    async def nonces(self, cell: Cell = WHOLE) -> Sequence[str]:
+        """Addresses of the coordinator's nonce accounts that are a cell's alone, which are created where they are missing."""
 
     async def prepare_settlement(
         self,
@@ -208,9 +210,9 @@ class LedgerChain:
         """Add to a job's escrow from the test wallet."""
         return await self._ledger.prepare_deposit(self._test_seed, job_bytes(job), Amount(total))
 
-    async def nonces(self) -> Sequence[str]:
+    async def nonces(self, cell: Cell = WHOLE) -> Sequence[str]:
         """One for each payment that may be on its way, and some that rest."""
-        return await self._payouts.nonces(NONCES)
+        return await self._payouts.nonces(max(NONCES, NONCES_EACH * cell.of), cell.number, cell.of)
 
     async def prepare_settlement(
         self,

@@ -123,6 +123,7 @@ class Confirmations:
         earned: dict[str, int] = defaultdict(int)
         for commit in paid:
             earned[commit.node] += commit.amount
+        await work.hold_shared()
         for node, part in sorted(earned.items()):
             record = await work.tx.get(NodeRecord, node)
             await work.tx.update(msgspec.structs.replace(record, earned=record.earned + part))

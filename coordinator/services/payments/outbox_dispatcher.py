@@ -13,7 +13,7 @@ before it (token accounts, a lookup table); they are worked out from the ledger 
 import hashlib
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -23,7 +23,7 @@ from coordinator.domain.job import Job
 from coordinator.services.core.context import Context
 from coordinator.services.payments.chain import ChainPort, Outcome
 from coordinator.store.ports import col
-from coordinator.store.records import NodeRecord, OutboxRecord
+from coordinator.store.records import OPEN_ROWS, NodeRecord, OutboxRecord
 from ledger.errors import (
     LedgerAnswerError,
     LedgerError,
@@ -68,7 +68,8 @@ class Carrier:
         self._context = context
         self._chain = chain
         self._store = store
-        self._nonces: frozenset[str] | None = None
+        self._nonces: frozenset[str] | None = None  # Of this cell.
+        self._lent: frozenset[str] = frozenset()  # Those of them that other cells' rows carry.
         self._forgotten: dict[
             str, str
         ] = {}  # Signatures of events that a restored coordinator has found on the ledger.
@@ -90,9 +91,10 @@ class Carrier:
             LedgerUnavailableError: the ledger does not answer.
         """
         if self._nonces is not None:
+            await self._take_back()
             return
         try:
-            nonces = await self._chain.nonces()
+            nonces = await self._chain.nonces(self._context.cell)
         except (LedgerUnavailableError, LedgerAnswerError):
             raise
         except LedgerError as error:
@@ -102,9 +104,24 @@ class Carrier:
         between = (col(OutboxRecord.key) > FORGOTTEN_KEY, col(OutboxRecord.key) < f"{FORGOTTEN_KEY}g")
         async with self._context.store.transaction() as tx:
             self._forgotten = {row.key: row.signature for row in await tx.find(OutboxRecord, *between)}
-        taken = {row.nonce for row in rows}
+        self._lent = frozenset() if self._context.cell.of == 1 else await self._with_others(nonces)
+        taken = {row.nonce for row in rows} | self._lent
         self._nonces = frozenset(nonces)
         self._free = deque(nonce for nonce in nonces if nonce not in taken)
+
+    async def _take_back(self) -> None:
+        """Use what was with rows of other cells once those are over."""
+        if self._lent:
+            before, self._lent = self._lent, await self._with_others(sorted(self._lent))
+            for nonce in sorted(before - self._lent):
+                self._release(nonce)
+
+    async def _with_others(self, nonces: Sequence[str]) -> frozenset[str]:
+        """Those of these that open rows of other cells carry, and keep: they took them when there was another number of cells."""
+        states, named = col(OutboxRecord.state).in_(OPEN_ROWS), col(OutboxRecord.nonce).in_(nonces)
+        async with self._context.everywhere.transaction() as tx:
+            rows = await tx.find(OutboxRecord, states, named)
+        return frozenset(row.nonce for row in rows if not self._context.cell.has(row.job))
 
     async def carry(self, job: Job, row: OutboxRecord) -> Carried:
         """Bring a row as far as it goes now.

@@ -104,7 +104,7 @@ class PromiseService:
             col(CommitRecord.state).equals("verified"),
             col(CommitRecord.settlement).equals(None),
         )
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             commits = await tx.find(CommitRecord, *mine, newest=True)
             names = list(dict.fromkeys(commit.job for commit in commits if commit.promised is not None))[:MAX_JOBS]
             found = [(await tx.get(Job, name), row) for name in names if (row := await _newest(tx, name)) is not None]
@@ -117,7 +117,7 @@ class PromiseService:
         Raises:
             NotFoundError: there is no such job, or nothing was promised.
         """
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             jobs, row = await tx.find(Job, col(Job.id).equals(job)), await _newest(tx, job)
         if not jobs:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", "job")

@@ -50,7 +50,7 @@ class Settlement:
         await self._settle(work, self._worth(await self._unsettled(work), pricing.worth_claiming))
 
     async def claim(self, payee: str) -> None:
-        """Queue what a payee has earned in all jobs and asks for; what the fee alone would eat waits on.
+        """Queue what a payee has earned in all jobs of this cell and asks for; what the fee alone would eat waits on.
 
         Once in CLAIM_S: each costs a transaction of the coordinator's.
         """

@@ -81,6 +81,7 @@ class StakeService:
         session.stake = stake
         try:
             async with self._context.store.transaction() as tx:
+                await tx.hold_shared()
                 for record in await tx.find(NodeRecord, col(NodeRecord.address).equals(session.node)):
                     if record.stake != stake:
                         await tx.update(msgspec.structs.replace(record, stake=stake))

@@ -80,7 +80,7 @@ class AdapterOrigins:
         return made
 
     async def _adapted(self, job: str) -> tuple[Job, LoraSpec]:
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Job, col(Job.id).equals(job))
         if not found:
             raise NotFoundError(f"there is no job {job}: look it up in the list of jobs", FIELD)

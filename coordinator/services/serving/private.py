@@ -79,6 +79,7 @@ class PrivateSessions:
             NotFoundError: it is no deployment. ConflictError: it is at rest or over, or none of its other nodes answers.
             UnavailableError: no node holds the model yet. TooManyError: too many sessions were begun just now.
         """
+        self._context.check_own(job)
         async with self._context.store.transaction() as tx:
             found = await tx.find(Job, col(Job.id).equals(job))
         if not found or found[0].spec.serve is None:

@@ -13,6 +13,7 @@ from protocol.ids import NodeAddress
 NOT_HERE = (
     "there is no federation {job} here that invites node {node}: have its initiator name this address in its document"
 )
+ELSEWHERE = "another coordinator of this network carries it, which this node is not connected to now: try again later"
 CHANGED = "the job is not the one that was looked at: look at it once more before you join"
 
 
@@ -30,6 +31,9 @@ class Federations:
         if not await self._invites(asked.job, node):
             session.send(FederationTold(asked.job, untrusted(NOT_HERE.format(job=asked.job[:8], node=node))))
             return
+        if not self._context.cell.has(asked.job):
+            session.send(await self._told_from_here(asked, node))
+            return
         problem = ""
         async with self._desk.open(asked.job) as work:
             match asked.what:
@@ -43,10 +47,16 @@ class Federations:
         session.send(told)
 
     async def _invites(self, job: str, node: NodeAddress) -> bool:
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Job, col(Job.id).equals(job), limit=1)
         federated = found[0].spec.federated if found else None
         return federated is not None and node in federated.owners
+
+    async def _told_from_here(self, asked: FederationWish, node: NodeAddress) -> FederationTold:
+        """How a job of another cell stands, which grants what is more than a look."""
+        async with self._context.everywhere.transaction() as tx:
+            job = await tx.get(Job, asked.job)
+        return _told(job, node, "" if asked.what == "look" else ELSEWHERE)
 
     def _join(self, work: UnitOfWork, node: NodeAddress, asked: FederationWish) -> str:
         """Returns why it cannot, or nothing; joining again changes what is told of the data."""

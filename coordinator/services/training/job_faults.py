@@ -50,10 +50,11 @@ async def too_many_at_once(work: UnitOfWork) -> str:
     if account_id == LOCAL_ACCOUNT:
         return ""
     of_account: Condition = col(Job.account_id).equals(account_id)
-    failed = len(await faulty_jobs(work.tx, account_id, work.now))
-    if not failed and await work.tx.find(Job, of_account, col(Job.paid) > 0, limit=1):
+    tx = work.tx.everywhere
+    failed = len(await faulty_jobs(tx, account_id, work.now))
+    if not failed and await tx.find(Job, of_account, col(Job.paid) > 0, limit=1):
         return ""
-    begun = await work.tx.find(
+    begun = await tx.find(
         Job, of_account, col(Job.state).in_(TRYING), col(Job.tokens_done).equals(0), limit=MAX_FAULTY_JOBS
     )
     if failed + len(begun) < MAX_FAULTY_JOBS:

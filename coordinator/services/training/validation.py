@@ -70,6 +70,7 @@ class HeldOut:
         work.count("heldout_differs_total")
         seats = [seat for seat in current.seats if seat.replica == replica]
         alone = len({seat.owner or seat.node for seat in seats}) == 1
+        await work.hold_shared()
         for seat in seats:
             record = await work.tx.get(NodeRecord, seat.node)
             await work.tx.update(msgspec.structs.replace(record, faults=record.faults + alone))

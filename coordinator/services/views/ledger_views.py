@@ -69,7 +69,7 @@ class BookService:
     ) -> Sequence[ledger.LedgerEntry]:
         """Transactions, newest first."""
         where: list[Condition] = [col(OutboxRecord.id) < before] if before is not None else []
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             if job is not None:
                 await _job(tx, job)
                 found = await _rows_of(tx, job, kinds, where, limit)
@@ -89,14 +89,14 @@ class BookService:
         where: list[Condition] = [col(Audit.canary).equals(False)]
         where += [col(Audit.state).equals(cast(AuditState, state))] if state is not None else []
         where += [col(Audit.job).equals(job)] if job is not None else []
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             found = await tx.find(Audit, *where, newest=True, limit=limit, offset=offset, after=after)
             names = await names_in(tx, [audit.detail for audit in found])
         return [_audit(audit, "audited", names) for audit in found]
 
     async def totals(self) -> ledger.LedgerTotals:
         """Where all the money is."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             confirmed: Condition = col(OutboxRecord.state).equals("confirmed")
             of_kind = await tx.sums(OutboxRecord, col(OutboxRecord.amount), (col(OutboxRecord.kind),), confirmed)
             of_jobs = [await tx.sums(Job, field, ()) for field in (col(Job.escrow), col(Job.paid), col(Job.refunded))]
@@ -105,7 +105,7 @@ class BookService:
 
     async def job(self, job: str) -> ledger.JobLedger:
         """A job's escrow, as the ledger has it now; as the books have it where the ledger does not answer."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             stored = await _job(tx, job)
             of_kind = await tx.sums(
                 OutboxRecord,
@@ -140,7 +140,7 @@ class BookService:
 
     async def node(self, node: str) -> ledger.NodeAccount:
         """A node's account with the market."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             records = await tx.find(NodeRecord, col(NodeRecord.address).equals(node))
             if not records:
                 raise NotFoundError(
@@ -164,9 +164,11 @@ class BookService:
             jobs, rows = await _work_of(tx, node)
             shown = await _shown(tx, rows)
             taken = await _shown(tx, [row for row in slashes if row.payload.get("node") == node])
-        online = self._nodes.session(node) is not None
+        far = self._nodes.elsewhere.get(node)
+        online = far is not None or self._nodes.session(node) is not None
+        busy = node in self._leases.busy() if far is None else far.busy
         return ledger.NodeAccount(
-            node=resources.node_view(records[0], online, node in self._leases.busy()),
+            node=resources.node_view(records[0], online, busy),
             reason=readable(records[0].reason, names),
             stake=await self._stake(node),
             jobs=jobs,
@@ -181,13 +183,13 @@ class BookService:
     ) -> Sequence[wire.DisputeView]:
         """Disputes, newest first."""
         where: tuple[Condition, ...] = () if job is None else (col(DisputeRecord.job).equals(job),)
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             records = await tx.find(DisputeRecord, *where, newest=True, limit=limit, offset=offset, after=after)
             return [await _dispute(tx, record) for record in records]
 
     async def dispute(self, audit: str) -> wire.DisputeDetail:
         """A dispute, with all that was said once it is over."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             records = await tx.find(DisputeRecord, col(DisputeRecord.id).equals(audit))
             if not records:
                 raise NotFoundError(f"there is no dispute over audit {audit}: the list has all of them", "audit")
@@ -205,7 +207,7 @@ class BookService:
             col(RoundRecord.number).equals(number),
             col(RoundRecord.state).equals("complete"),
         )
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             await _job(tx, job)
             records = [record for record in await tx.find(RoundRecord, *where) if record.steps > 0]
             if not records:

@@ -94,7 +94,8 @@ class MarketService:
     async def now(self) -> market.Market:
         """Price and demand now, and how they were."""
         now = self._context.clock.time()
-        async with self._context.store.transaction() as tx:
+        await self._nodes.elsewhere.look()
+        async with self._context.everywhere.transaction() as tx:
             rate = await self._rates.within(tx)
             queued = await tx.find(Job, col(Job.state).in_(QUEUED))
             quoted = await tx.find(Job, newest=True, limit=MAX_PRICES)
@@ -127,7 +128,7 @@ class MarketService:
         except WalletAddressError as error:
             raise InvalidError(str(error), "address") from error
         now = self._context.clock.time()
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             groups = await tx.sums(
                 CommitRecord,
                 col(CommitRecord.amount),
@@ -172,7 +173,7 @@ class MarketService:
         now = self._context.clock.time()
         today = int(now) // DAY * DAY
         days = []
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             for day in range(today, today - INCIDENT_DAYS * DAY, -DAY):
                 within: tuple[Condition, ...] = (
                     col(EventRecord.time) > day - 1e-6,

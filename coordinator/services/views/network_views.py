@@ -53,7 +53,7 @@ class NetworkService:
 
     async def view(self) -> api.NetworkView:
         """Capacity, work and price at a glance."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             states = await tx.sums(Job, col(Job.paid), (col(Job.state),))
             earned = await tx.sums(NodeRecord, col(NodeRecord.earned), ())
         here = self._nodes.everybody()
@@ -79,7 +79,7 @@ class NetworkService:
 
     async def nodes(self) -> Sequence[api.NodeView]:
         """Every node that ever was here, those that are online first."""
-        async with self._context.store.transaction() as tx:
+        async with self._context.everywhere.transaction() as tx:
             records = await tx.find(NodeRecord, limit=MAX_NODES)
         busy = self._leases.busy()
         here = {record.address for record in records if self._nodes.session(record.address) is not None}

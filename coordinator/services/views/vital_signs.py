@@ -94,7 +94,7 @@ class VitalSigns:
 
     async def _look_into_store(self) -> None:
         try:
-            async with asyncio.timeout(ANSWER_S), self._context.store.transaction() as tx:
+            async with asyncio.timeout(ANSWER_S), self._context.everywhere.transaction() as tx:
                 self._stored = {
                     **await _counted(tx, self._context.clock.time()),
                     ("database_up",): 1.0,
@@ -132,8 +132,10 @@ async def _counted(tx: Transaction, now: float) -> Gauges:
     oldest = dict.fromkeys(("money", "records"), now)
     for kind, state in (key for key in rows if key[1] != "failed"):
         same = (col(OutboxRecord.state).equals(state), col(OutboxRecord.kind).equals(kind))  # type: ignore[arg-type]
-        [first] = await tx.find(OutboxRecord, *same, limit=1)
-        oldest[_part(str(kind))] = min(oldest[_part(str(kind))], first.created)
+        for first in await tx.find(
+            OutboxRecord, *same, limit=1
+        ):  # Another cell may have told the ledger of it meanwhile.
+            oldest[_part(str(kind))] = min(oldest[_part(str(kind))], first.created)
     return {
         **{("jobs", state.value): float(jobs.get((state,), (0, 0))[0]) for state in JobState},
         **{("outbox_rows", *key): float(number) for key, number in counted.items()},

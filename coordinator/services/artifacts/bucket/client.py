@@ -40,10 +40,11 @@ class BucketEntry:
 
 @dataclass(frozen=True)
 class Unfinished:
-    """An upload in parts that was begun and not ended."""
+    """An upload in parts that was begun and not ended. ``begun``: when, by the server's clock; 0: not known."""
 
     key: str
     upload: str
+    begun: float = 0.0
 
 
 class BucketClient:
@@ -83,6 +84,11 @@ class BucketClient:
         """Bytes of an object; GoneFromBucketError where there is none."""
         with self.asking():
             return int((await self._client.head_object(**self.named(key)))["ContentLength"])
+
+    async def modified(self, key: str) -> float:
+        """When an object was stored last, by the server's clock; GoneFromBucketError where there is none."""
+        with self.asking():
+            return float((await self._client.head_object(**self.named(key)))["LastModified"].timestamp())
 
     async def remove(self, key: str) -> None:
         """Remove an object, if it is there."""
@@ -141,7 +147,11 @@ class BucketClient:
                     Bucket=self.address.bucket, Prefix=self.address.prefix, **more
                 )
             found += [
-                Unfinished(str(one["Key"]).removeprefix(self.address.prefix), str(one["UploadId"]))
+                Unfinished(
+                    str(one["Key"]).removeprefix(self.address.prefix),
+                    str(one["UploadId"]),
+                    one["Initiated"].timestamp() if "Initiated" in one else 0.0,
+                )
                 for one in page.get("Uploads", ())
             ]
             if not page.get("IsTruncated"):

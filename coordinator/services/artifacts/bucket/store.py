@@ -27,6 +27,7 @@ MAX_KNOWN: Final = 10_000  # Sizes that are remembered: what is under a digest n
 OWNER: Final = "owner"  # The object that says whose artifacts these are,
 MAX_OWNER: Final = 200  # in so many bytes at the most.
 UNFINISHED_S: Final = 48 * 3600.0  # As an upload that nobody goes on with.
+RECOUNT_S: Final = 3600.0  # What others store and remove shows as late as what a sweep does.
 
 LOG = logging.getLogger(__name__)
 
@@ -34,8 +35,14 @@ LOG = logging.getLogger(__name__)
 class BucketArtifacts:
     """Implements ``ArtifactStore``. ``room``: bytes that the bucket may hold."""
 
-    def __init__(self, bucket: BucketClient, cache: FileCache, notes: Path, room: int) -> None:
-        """``notes``: a folder, for what is being sent, and for bytes that come without a digest."""
+    def __init__(self, bucket: BucketClient, cache: FileCache, notes: Path, room: int, alone: bool = True) -> None:
+        """``notes``: a folder, for what is being sent, and for bytes that come without a digest.
+
+        Args:
+            alone: nobody else stores and removes there. Else what others do is looked at anew, now and then.
+        """
+        self._alone = alone
+        self._recounted = 0.0
         self._bucket = bucket
         self._cache = cache
         self._notes = notes
@@ -55,7 +62,7 @@ class BucketArtifacts:
         for draft in self._notes.glob("*.part"):
             draft.unlink()
         try:
-            self._used = sum([entry.size async for entry in self._bucket.entries()])
+            await self._count()
             theirs = await self._whose()
             if theirs not in ("", owner):
                 raise StoreError(
@@ -71,7 +78,7 @@ class BucketArtifacts:
         """As ``ArtifactStore.put``. What comes without a digest waits on the disk until it has one."""
         if expect is None or not is_digest(expect):
             return await self._put_unnamed(chunks, expect, limit)
-        self._check_room(limit)
+        await self._check_room(limit)
         hasher, size, length = hashlib.sha256(), 0, part_bytes(limit)
         buffer, count = bytearray(), 0
         async with AsyncExitStack() as stack:
@@ -104,7 +111,7 @@ class BucketArtifacts:
         if expect is not None and digest != expect:
             raise InvalidError(f"the file arrived with SHA-256 {digest}, not {expect}: send it again", "sha256")
         size = path.stat().st_size
-        self._check_room(size)
+        await self._check_room(size)
         if size <= part_bytes(size):
             await self._bucket.put(digest, await asyncio.to_thread(path.read_bytes))
         else:
@@ -116,6 +123,8 @@ class BucketArtifacts:
 
     async def has(self, digest: str) -> bool:
         """As ``ArtifactStore.has``."""
+        if not self._alone:
+            self._known.pop(digest, None)
         try:
             await self.size(digest)
         except NotFoundError:
@@ -160,7 +169,7 @@ class BucketArtifacts:
             used += entry.size
             if not is_digest(entry.key) or bytes.fromhex(entry.key) in referred or entry.modified >= before:
                 continue
-            if entry.key in self._placed:  # It came again while this was going on.
+            if entry.key in self._placed or await self._came_again(entry.key, before):  # While this was going on.
                 continue
             self._known.pop(entry.key, None)
             self._cache.forget(entry.key)
@@ -169,6 +178,14 @@ class BucketArtifacts:
         self._used = used - freed
         await self._give_up(self._noted())
         return files, freed
+
+    async def _came_again(self, digest: str, before: float) -> bool:
+        """Whether somebody else has stored it since it was listed; what is gone did not."""
+        if self._alone:
+            return False
+        with suppress(GoneFromBucketError):
+            return await self._bucket.modified(digest) >= before
+        return False
 
     async def survey(self, referred: Collection[bytes], before: float) -> ArtifactStock:
         """As ``ArtifactStore.survey``; the age is by the server's clock."""
@@ -184,7 +201,7 @@ class BucketArtifacts:
         return self._room
 
     def free(self) -> int:
-        """As ``ArtifactStore.free``, as far as is known since the last sweep."""
+        """As ``ArtifactStore.free``, as far as is known since the last sweep, or the last count."""
         return max(0, self._room - self._used)
 
     # --- sending ----------------------------------------------------------------------------------------------------------
@@ -255,8 +272,10 @@ class BucketArtifacts:
         return found
 
     async def _give_up(self, wanted: set[str]) -> None:
+        oldest = time.time() - UNFINISHED_S
         for upload in await self._bucket.unfinished():
-            if upload.upload not in wanted | self._under_way and is_digest(upload.key):
+            others = not self._alone and upload.begun > oldest  # Somebody else may be sending it.
+            if upload.upload not in wanted | self._under_way and is_digest(upload.key) and not others:
                 await self._bucket.abort(upload)
 
     # --- what is known ----------------------------------------------------------------------------------------------------
@@ -309,9 +328,15 @@ class BucketArtifacts:
         while len(self._known) > MAX_KNOWN:
             self._known.popitem(last=False)
 
-    def _check_room(self, size: int) -> None:
+    async def _check_room(self, size: int) -> None:
+        if not self._alone and time.monotonic() - self._recounted > RECOUNT_S:
+            await self._count()
         if size > self.free():
             raise UnavailableError(FULL)
+
+    async def _count(self) -> None:
+        self._recounted = time.monotonic()
+        self._used = sum([entry.size async for entry in self._bucket.entries()])
 
 
 def _too_much(limit: int) -> TooLargeError:
