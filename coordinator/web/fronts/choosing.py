@@ -11,14 +11,12 @@ import msgspec
 
 from common.clock import Clock
 from common.errors import IdentityError
-from coordinator.domain.cells import CellState, cell_of, place, room
+from coordinator.domain.cells import CellState, awaits, cell_of, place, room, watch
 from coordinator.domain.lease import Lease
-from coordinator.errors import ElsewhereError
 from coordinator.store.ports import Condition, Store, col
 from coordinator.web.fronts.cell_lines import LinesToWork
 from protocol.identity import verify
 from protocol.node import HELLO_CONTEXT, Hello
-from protocol.rest.api import NodeView
 
 TOLD_S: Final = 2.0  # Within it what was led to a cell shows in what that one tells.
 JOB_S: Final = 60.0  # For so long a new job is counted here: it wants nodes only once it is paid for.
@@ -44,13 +42,23 @@ class CellChoice:
     def __init__(self, states: CellStates) -> None:
         self._states = states
         self._nodes: deque[tuple[float, int]] = deque()
+        self._auditors: deque[tuple[float, int]] = deque()
         self._jobs: deque[tuple[float, int]] = deque()
         self._making: Counter[int] = Counter()
 
-    def for_node(self, cells: Collection[int]) -> int:
-        """The one of ``cells`` for a node that may work anywhere; it is counted there."""
-        chosen = place(self._now(cells), cells)
+    def for_node(self, node: str, cells: Collection[int]) -> int:
+        """The one of ``cells`` for a node that may work anywhere: that waits for this one, or lacks most. It is counted there."""
+        told = self._now(cells)
+        chosen = awaits(told, node)
+        if chosen is None:
+            chosen = place(told, cells)
         self._nodes.append((_now(), chosen))
+        return chosen
+
+    def for_auditor(self, cells: Collection[int]) -> int:
+        """The one of ``cells`` for an auditor of the operator's; it is counted there."""
+        chosen = watch(self._now(cells), cells)
+        self._auditors.append((_now(), chosen))
         return chosen
 
     def for_job(self, cells: Collection[int]) -> int:
@@ -71,8 +79,10 @@ class CellChoice:
 
     def _now(self, cells: Collection[int]) -> Mapping[int, CellState]:
         told = self._states()
-        nodes, jobs = _lately(self._nodes, TOLD_S), _lately(self._jobs, JOB_S) + self._making
-        return {cell: _with(told.get(cell, CellState()), nodes[cell], jobs[cell]) for cell in cells}
+        nodes, auditors = _lately(self._nodes, TOLD_S), _lately(self._auditors, TOLD_S)
+        jobs = _lately(self._jobs, JOB_S) + self._making
+        states = {cell: told.get(cell, CellState()) for cell in cells}
+        return {cell: _with(state, nodes[cell], auditors[cell], jobs[cell]) for cell, state in states.items()}
 
 
 class NodeCells:
@@ -96,9 +106,9 @@ class NodeCells:
         if _is_true(hello, nonce, host):  # Of whoever lies nothing is looked up: any cell tells it so.
             if (lease := await self._lease_of(hello)) is not None:
                 return cell_of(lease.job, len(self._lines))
-            if hello.profile.auditor and (cell := await self._lacks_auditors(hello.node)) is not None:
-                return cell
-        return self._choice.for_node(await self._lines.reach_any())
+            if hello.profile.auditor:
+                return self._choice.for_auditor(await self._lines.reach_any())
+        return self._choice.for_node(hello.node, await self._lines.reach_any())
 
     async def _lease_of(self, hello: Hello) -> Lease | None:
         """What a node holds, or may come back with.
@@ -124,19 +134,6 @@ class NodeCells:
         self._shown[lease.id] = now
         return lease
 
-    async def _lacks_auditors(self, node: str) -> int | None:
-        """The cell with the fewest auditors, for one more: each has its own looked at. Of equals the name chooses."""
-        try:
-            answers = await self._lines.ask_all(list[NodeView], "nodes")
-        except ElsewhereError:
-            return None
-        here = Counter(
-            cell for cell, nodes in answers for one in nodes if one.auditor and one.online and one.node != node
-        )
-        return min(
-            (cell for cell, _ in answers), key=lambda cell: (here[cell], (cell + sum(node.encode())) % len(self._lines))
-        )
-
 
 def _is_true(hello: Hello, nonce: bytes, host: str) -> bool:
     """Whether it is the node's own word, for this challenge."""
@@ -158,10 +155,14 @@ def _lately(led: deque[tuple[float, int]], seconds: float) -> Counter[int]:
     return Counter(cell for _, cell in led)
 
 
-def _with(state: CellState, nodes: int, jobs: int) -> CellState:
+def _with(state: CellState, nodes: int, auditors: int, jobs: int) -> CellState:
     """What a cell tells, and what it cannot know yet."""
     return msgspec.structs.replace(
-        state, wanted=state.wanted + jobs, idle=state.idle + nodes, nodes=state.nodes + nodes
+        state,
+        wanted=state.wanted + jobs,
+        idle=state.idle + nodes,
+        nodes=state.nodes + nodes,
+        auditors=state.auditors + auditors,
     )
 
 
