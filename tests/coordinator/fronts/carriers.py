@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from common.clock import SystemClock
-from coordinator.app import assemble
+from coordinator.assembly import assemble
 from coordinator.config import Config
 from coordinator.domain.cells import Cell, CellState
 from coordinator.front import front_of
