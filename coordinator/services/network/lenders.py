@@ -242,10 +242,7 @@ class Lenders:
         node = self._computers.get(node, node)
         why = self.why_not(node)
         if why and self._context.cell.of > 1:  # It may have used its invitation by way of another cell, a moment ago.
-            async with self._context.store.transaction() as tx:
-                for record in await tx.find(InvitationRecord, col(InvitationRecord.node).equals(node)):
-                    self._remember(record)
-            why = self.why_not(node)
+            why = await self._look_for(node)
         if not why or not code:
             return why
         for left in reversed(range(TRIES)):
@@ -255,6 +252,15 @@ class Lenders:
                 if not left:
                     raise
         raise AssertionError
+
+    async def _look_for(self, node: str) -> str:
+        """As ``why_not``, by what is stored."""
+        async with self._context.store.transaction() as tx:
+            found = await tx.find(InvitationRecord, col(InvitationRecord.node).equals(node))
+            self._verified |= await self._vouched_for(tx, {record.owner for record in found if record.owner})
+        for record in found:
+            self._remember(record)
+        return self.why_not(node)
 
     async def _use(self, node: str, code: str) -> str:
         now = self._context.clock.time()

@@ -160,7 +160,7 @@ class OperatorService:
                 ended=view.ended,
                 rounds_done=view.rounds_done,
                 rounds_total=view.rounds_total,
-                nodes=seated.get(view.id, 0),
+                nodes=seated[view.id],
                 escrow=view.escrow,
                 paid=view.paid,
                 refunded=view.refunded,
