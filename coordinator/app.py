@@ -9,16 +9,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import DummyCookieJar, web
 
 from common.clock import Clock, SystemClock
+from common.http_sessions import open_session
 from common.own_folders import make_folder
 from common.urls import parse_url, url_of
 from coordinator import restoring, standby
-from coordinator.assembly import CoordinatorParts, assemble
+from coordinator.assembly import AmongCells, CoordinatorParts, assemble
 from coordinator.cells_at_work import CellWork, serve_cells
 from coordinator.config import Config
 from coordinator.domain.cells import WHOLE, Cell
+from coordinator.errors import StoreError
 from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.arrays.published_images import PublishedImages
@@ -42,6 +44,8 @@ from coordinator.web import application
 from coordinator.web.auth import Auth
 from coordinator.web.connections import IDLE_S, Connections, is_anywhere, listen
 from coordinator.web.fronts.answering import FrontAnswers
+from coordinator.web.fronts.between import BetweenAnswers, BetweenCells, BetweenSeal
+from coordinator.web.fronts.misdirected import misdirected
 from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.monitoring.requests import measured, show_metrics
 from coordinator.web.services import Services
@@ -86,6 +90,7 @@ async def build(
         store = await SqlStore.open(config.database, ownership, cell)
         stack.push_async_callback(store.close)
         clock = clock or SystemClock()
+        between = None if beside is None else await _between(stack, beside, key, clock)
         artifacts = await stack.enter_async_context(store_of(config, clock, key.address))
         room = Room(config.data)
         folder = _folder(config, cell)
@@ -112,26 +117,55 @@ async def build(
             room=room if config.store is None else Room(config.data, artifacts.free),
             sponsor=sponsor,
             key=key,
+            among=None if beside is None or between is None else _among(beside, between),
         )
         stack.push_async_callback(parts.desk.close)
         budgets = Budgets(store, clock)
         signs = VitalSigns(parts.context, parts.nodes, parts.leases, sponsor, artifacts)
         checks = DatasetChecks(folder / "checks", artifacts, tools, budgets)
-        parts = replace(parts, checks=checks, vital_signs=signs)
-        app = web.Application(middlewares=[measured(parts.context.metrics)])
-        NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
-        seal = FrontSeal(key.seed)
-        auth = Auth(store, clock, config, budgets=budgets, fronts=seal)
-        services = add_interface(app, parts, uploads, checks, artifacts, auth)
-        app[CONNECTIONS] = Connections(config.behind_proxy)
-        FrontAnswers(seal, services, parts.context.bus, chain, app[CONNECTIONS]).setup(app)
+        parts = replace(parts, checks=checks, vital_signs=signs, between=between)
+        auth = Auth(store, clock, config, budgets=budgets, fronts=FrontSeal(key.seed))
+        app = _application(parts, uploads, artifacts, auth, chain, key)
         show_metrics(app, parts.context.metrics, signs.look)
-        if not config.open and not await auth.accounts.any():
+        if not config.open and cell.number == 0 and not await auth.accounts.any():
             LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
         if restoring.is_restored(config.data):
             await restoring.catch_up(parts.context, chain, artifacts, key)
         await parts.recover()
         yield app, parts
+
+
+async def _between(stack: AsyncExitStack, beside: CellWork, key: NodeKey, clock: Clock) -> BetweenCells:
+    """The line to other cells."""
+    http = await stack.enter_async_context(open_session(proxies=False, cookie_jar=DummyCookieJar()))
+    return BetweenCells(beside.cell, beside.others.doors, BetweenSeal(key.seed), http, clock)
+
+
+def _among(beside: CellWork, between: BetweenCells) -> AmongCells:
+    stay = frozenset[str]() if beside.own is None else frozenset({beside.own})
+    return AmongCells(beside.cell, between, beside.others.states, beside.tell, stay)
+
+
+def _application(
+    parts: CoordinatorParts,
+    uploads: UploadService,
+    artifacts: ArtifactStore,
+    auth: Auth,
+    chain: LedgerChain,
+    key: NodeKey,
+) -> web.Application:
+    """What is served: nodes' connections, the interface and pages, and what other coordinators ask."""
+    seal, context = FrontSeal(key.seed), parts.context
+    app = web.Application(middlewares=[measured(context.metrics), misdirected(seal)])
+    NodeSocket(context, parts.nodes, parts.conversation, parts.patience, seal).setup(app)
+    assert parts.checks is not None
+    services = add_interface(app, parts, uploads, parts.checks, artifacts, auth)
+    app[CONNECTIONS] = Connections(context.config.behind_proxy)
+    FrontAnswers(seal, services, context.bus, chain, app[CONNECTIONS]).setup(app)
+    if parts.between is not None:
+        parts.relays.on_announced(parts.between.relay)
+        BetweenAnswers(BetweenSeal(key.seed), context.cell, parts.nodes, parts.leases, parts.relays).setup(app)
+    return app
 
 
 def add_interface(
@@ -165,7 +199,8 @@ def add_interface(
         context.config.public_url,
         partial(at_one_moment, context.store),
     )
-    application.setup(app, services, parts.nodes.authorise, auth, IdempotentAnswers(context.store, context.clock))
+    answers = IdempotentAnswers(context.store, context.clock, new_id=context.new_job)
+    application.setup(app, services, parts.nodes.authorise, auth, answers)
     return services
 
 
@@ -176,6 +211,11 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
         ready: called with the base address once it serves.
     """
     if config.cells > 1:
+        if restoring.is_restored(config.data):
+            raise StoreError(
+                "this coordinator was restored from a backup: start it once without --cells, with all others ended; "
+                "when it serves, its nodes have told what they know, and it can be ended and parted again"
+            )
         await serve_cells(config, ready, stopping, partial(_carry, config))
         return
     config, own = _with_auditor(config, config.data)
@@ -191,6 +231,7 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
 async def _carry(config: Config, work: CellWork) -> None:
     """Be the coordinator of a cell, at a port of its own."""
     config, own = _with_auditor(replace(config, port=0), _folder(config, work.cell))
+    work = replace(work, own=None if own is None else own.address)
     await _work(config, own, lambda _: None, work.ends, work.ownership, work)
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from common.clock import Clock
 from coordinator.config import Config
+from coordinator.domain.cells import WHOLE, Cell, CellState
 from coordinator.services.accounts.expiry import Forgetting
 from coordinator.services.accounts.notification_settings import NoticeService
 from coordinator.services.arrays.array_jobs import ArrayJobs
@@ -49,6 +50,8 @@ from coordinator.services.drivers.maintenance import Maintenance
 from coordinator.services.drivers.node_protocol import NodeProtocol
 from coordinator.services.jobs.jobs import JobService
 from coordinator.services.jobs.unpaid import Unpaid
+from coordinator.services.network.cell_nodes import NodeExchange
+from coordinator.services.network.far_nodes import NodesBeside
 from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.machine_days import MachineDays
 from coordinator.services.network.nodes import Nodes
@@ -80,7 +83,28 @@ from coordinator.services.views.network_views import NetworkService
 from coordinator.services.views.vital_signs import VitalSigns
 from coordinator.store.noticing import NoticingStore
 from coordinator.store.ports import Store
+from coordinator.web.fronts.between import BetweenCells
 from protocol.identity import NodeKey
+
+# What is done for all cells at once, by the first one.
+_ONCE = frozenset({"withdrawals", "notices", "keeping", "forgetting", "checks"})
+
+
+@dataclass(frozen=True)
+class AmongCells:
+    """What the coordinator of one cell has to do with the others.
+
+    Attributes:
+        nodes: of theirs. ``states``: what they told within seconds.
+        tell: lets them know how this cell does.
+        stay: auditors that run beside this coordinator, and know no other one.
+    """
+
+    cell: Cell
+    nodes: NodesBeside
+    states: Callable[[], Mapping[int, CellState]]
+    tell: Callable[[CellState], None]
+    stay: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -128,6 +152,8 @@ class CoordinatorParts:
     elements: ElementBooks
     checks: DatasetChecks | None = None
     vital_signs: VitalSigns | None = None
+    exchange: NodeExchange | None = None
+    between: BetweenCells | None = None
 
     async def recover(self) -> None:
         """Continue what an earlier process left in the database, or this one before it was away."""
@@ -172,7 +198,10 @@ class CoordinatorParts:
             "ice-servers": self.relay_assignment.watch,
         }
         loops |= {} if self.checks is None else {"checks": self.checks.run}
-        return loops | ({} if self.vital_signs is None else {"vital-signs": self.vital_signs.run})
+        loops |= {} if self.vital_signs is None else {"vital-signs": self.vital_signs.run}
+        loops |= {} if self.exchange is None else {"exchange": self.exchange.run}
+        loops |= {} if self.between is None else {"between": self.between.run}
+        return {name: loop for name, loop in loops.items() if self.context.cell.number == 0 or name not in _ONCE}
 
 
 def _endless() -> int:
@@ -195,6 +224,7 @@ class _Rounds:
     runs: Runs
     homes: Homes
     deployments: Deployments
+    looks: Looks
 
 
 def _rounds(
@@ -227,7 +257,7 @@ def _rounds(
     sums = SecureSums(desk, artifacts)
     runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays, sums)
     made = (watching, drawing, disputes, verification, promises, settlement, funding, lanes)
-    return _Rounds(*made, runs, homes, deployments)
+    return _Rounds(*made, runs, homes, deployments, looks)
 
 
 def assemble(
@@ -249,15 +279,21 @@ def assemble(
     room: Room | None = None,
     sponsor: Sponsor | None = None,
     key: NodeKey | None = None,
+    among: AmongCells | None = None,
 ) -> CoordinatorParts:
-    """Wire the services; nothing runs yet. ``key``: by which the coordinator proves to nodes who it is."""
-    context = Context(config, clock, NoticingStore(store), entropy)
+    """Wire the services; nothing runs yet.
+
+    Args:
+        key: by which the coordinator proves to nodes who it is. ``among``: other cells, where there are any.
+    """
+    context = Context(config, clock, NoticingStore(store), entropy, cell=WHOLE if among is None else among.cell)
     leases = Leases(context)
     desk = JobDesk(context, leases)
     links = Links(context)
     context.metrics.watch(links.gauges)
     relays = Relays(context, links)
-    nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node), key)
+    beside = None if among is None else among.nodes
+    nodes = Nodes(context, leases, chain, coordinator, lambda n: relays.servers(relays.order(n), n), key, beside)
     open_arrays = OpenArrays(context, nodes, artifacts)
     rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays, artifacts)
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
@@ -299,7 +335,17 @@ def assemble(
     checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
     served = (rounds.homes, checks, proofs, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
-    return CoordinatorParts(*parts)
+    return CoordinatorParts(*parts, exchange=_exchange(context, nodes, leases, rounds, among))
+
+
+def _exchange(
+    context: Context, nodes: Nodes, leases: Leases, rounds: _Rounds, among: AmongCells | None
+) -> NodeExchange | None:
+    """What lets nodes go where another cell lacks them."""
+    if among is None:
+        return None
+    known = (rounds.runs.arrays.staffing, among.tell, among.states, rounds.looks.unmet, among.stay)
+    return NodeExchange(context, nodes, leases, *known)
 
 
 def _notices(context: Context, outside: OpenSession | None) -> tuple[NoticeService, NoticeDelivery]:

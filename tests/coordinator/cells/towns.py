@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from coordinator import app
+from coordinator import assembly
 from coordinator.config import Config
 from coordinator.domain.cells import Cell, CellState, awaits
 from coordinator.services.core.context import Context
