@@ -186,6 +186,18 @@ async def test_a_table_is_deactivated_and_closed_and_its_rent_comes_back(
 # Durable nonces
 
 
+async def test_several_who_share_a_key_have_parts_of_its_nonces(world: World, ledger: Ledger) -> None:
+    """Each makes its own part alone, so that two who begin at a time make none twice."""
+    paying = ledger.payouts(SEED)
+    first, last = await paying.nonces(7, 0, 3), await paying.nonces(7, 2, 3)
+    named = [nonce_address(COORDINATOR.pubkey(), number) for number in range(7)]
+    made = [nonce for nonce in named if world.chain.account(nonce) is not None]
+    assert sorted(map(str, made)) == sorted(first + last)
+    every = await paying.nonces(7)
+    assert [await paying.nonces(7, part, 3) for part in range(3)] == [sorted(every)[part::3] for part in range(3)]
+    assert (first, last) == (sorted(every)[0::3], sorted(every)[2::3])
+
+
 async def test_a_transaction_with_a_nonce_is_good_for_ever_and_once(
     world: World, ledger: Ledger, payouts: Payouts
 ) -> None:
