@@ -1,111 +1,51 @@
-"""The composition root: everything is made here, wired here, started and drained here."""
+"""The composition root: what a coordinator stands on is opened here; it is served, looped and drained here."""
 
 import asyncio
 import logging
-import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
-from aiohttp import web
+from aiohttp import DummyCookieJar, web
 
 from common.clock import Clock, SystemClock
+from common.http_sessions import open_session
 from common.own_folders import make_folder
 from common.urls import parse_url, url_of
 from coordinator import restoring, standby
+from coordinator.assembly import AmongCells, CoordinatorParts, assemble
 from coordinator.cells_at_work import CellWork, serve_cells
 from coordinator.config import Config
 from coordinator.domain.cells import WHOLE, Cell
+from coordinator.errors import StoreError
 from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.accounts.budgets import Budgets
-from coordinator.services.accounts.expiry import Forgetting
-from coordinator.services.accounts.notification_settings import NoticeService
-from coordinator.services.arrays.array_jobs import ArrayJobs
-from coordinator.services.arrays.element_books import ElementBooks
-from coordinator.services.arrays.element_results import ElementResults
-from coordinator.services.arrays.open_arrays import OpenArrays
 from coordinator.services.arrays.published_images import PublishedImages
-from coordinator.services.artifacts.access import ArtifactAccess
 from coordinator.services.artifacts.artifacts import ArtifactStore
-from coordinator.services.artifacts.checkpoints import Checkpoints
 from coordinator.services.artifacts.dataset_checks import DatasetChecks
-from coordinator.services.artifacts.deliveries import Deliveries
 from coordinator.services.artifacts.disk_space import Room
-from coordinator.services.artifacts.evaluations import Evaluations, TaskRunner
 from coordinator.services.artifacts.file_ownership import FileOwnership
-from coordinator.services.artifacts.inference import Generator, InferenceTrials
-from coordinator.services.artifacts.models import ModelWorkshop, TrainerTools
-from coordinator.services.artifacts.output_buckets import OutputBuckets, OutsideBuckets
-from coordinator.services.artifacts.outputs import JobOutputs
-from coordinator.services.artifacts.retention import Keeping
-from coordinator.services.artifacts.step_openings import StepOpenings
+from coordinator.services.artifacts.models import TrainerTools
 from coordinator.services.artifacts.stores import store_of
 from coordinator.services.artifacts.uploads import UploadService
-from coordinator.services.audits.auditor_capacity import Watching
-from coordinator.services.audits.boundary_checks import Boundaries
-from coordinator.services.audits.canaries import Canaries, Forger
-from coordinator.services.audits.deadlines import Deadlines
-from coordinator.services.audits.disputes import DisputeService, Judge, Referee
-from coordinator.services.audits.late_openings import Returns
-from coordinator.services.audits.operator_audits import Looks
-from coordinator.services.audits.sampling import AuditSampling
-from coordinator.services.audits.verification import Verification
-from coordinator.services.core.context import Context
-from coordinator.services.core.egress import outside_session
-from coordinator.services.core.leases import Leases
-from coordinator.services.core.logs import JobLogs
-from coordinator.services.core.notifications import NoticeDelivery, OpenSession
-from coordinator.services.core.store_retry import Patience
-from coordinator.services.core.unit_of_work import JobDesk
-from coordinator.services.drivers.bonded_disputes import BondedDisputes
-from coordinator.services.drivers.draw_blocks import DrawBlocks
-from coordinator.services.drivers.maintenance import Maintenance
-from coordinator.services.drivers.node_protocol import NodeProtocol
 from coordinator.services.jobs.idempotency import IdempotentAnswers
-from coordinator.services.jobs.jobs import JobService
-from coordinator.services.jobs.unpaid import Unpaid
-from coordinator.services.network.link_telemetry import Links
-from coordinator.services.network.machine_days import MachineDays
-from coordinator.services.network.nodes import Nodes
-from coordinator.services.network.relay_assignment import RelayAssignment
-from coordinator.services.network.relays import Relays
-from coordinator.services.operation.operator_service import OperatorService
-from coordinator.services.payments.chain import ChainPort, LedgerChain
-from coordinator.services.payments.confirmations import Confirmations
-from coordinator.services.payments.funding import FundingService
-from coordinator.services.payments.outbox_lanes import Lanes
-from coordinator.services.payments.promises import PromiseService
-from coordinator.services.payments.settlement import Settlement
-from coordinator.services.payments.stakes import StakeService
-from coordinator.services.payments.withdrawals import LedgerSponsor, Sponsor, WithdrawalService
-from coordinator.services.recovery.job_records import RecordsSeal
-from coordinator.services.recovery.keepers import RecordKeepers
-from coordinator.services.serving.checks import AnswerChecks
-from coordinator.services.serving.deployments import Deployments
+from coordinator.services.payments.chain import LedgerChain
+from coordinator.services.payments.withdrawals import LedgerSponsor
 from coordinator.services.serving.engines import Engines
-from coordinator.services.serving.homes import Homes
-from coordinator.services.serving.private import PrivateSessions
-from coordinator.services.serving.proofs import AnswerProofs
-from coordinator.services.training.federations import Federations
-from coordinator.services.training.runs import Runs
-from coordinator.services.training.secure_sums import SecureSums
-from coordinator.services.training.staffing import Staffing
-from coordinator.services.views.ledger_views import BookService
-from coordinator.services.views.market_views import MarketService, nobody_looks
-from coordinator.services.views.network_views import NetworkService
+from coordinator.services.views.market_views import nobody_looks
 from coordinator.services.views.vital_signs import VitalSigns
-from coordinator.store.noticing import NoticingStore
 from coordinator.store.ownership import Ownership
-from coordinator.store.ports import Store
 from coordinator.store.sql import SqlStore
 from coordinator.store.together import at_one_moment
 from coordinator.web import application
 from coordinator.web.auth import Auth
 from coordinator.web.connections import IDLE_S, Connections, is_anywhere, listen
 from coordinator.web.fronts.answering import FrontAnswers
+from coordinator.web.fronts.between import BetweenAnswers, BetweenCells, BetweenSeal
+from coordinator.web.fronts.misdirected import misdirected
 from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.monitoring.requests import measured, show_metrics
 from coordinator.web.services import Services
@@ -121,232 +61,6 @@ CONNECTIONS: Final = web.AppKey("connections", Connections)
 SHUTDOWN_S = 5.0  # Connections that are still busy by then are cut.
 
 LOG = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class CoordinatorParts:
-    """A coordinator taken apart: what the application, the loops and tests hold on to."""
-
-    context: Context
-    desk: JobDesk
-    leases: Leases
-    nodes: Nodes
-    runs: Runs
-    conversation: NodeProtocol
-    settlement: Settlement
-    funding: FundingService
-    lanes: Lanes
-    draw_blocks: DrawBlocks
-    referee: Referee
-    bonds: BondedDisputes
-    canaries: Canaries
-    upkeep: Maintenance
-    jobs: JobService
-    network: NetworkService
-    market: MarketService
-    books: BookService
-    outputs: JobOutputs
-    notice_settings: NoticeService
-    notices: NoticeDelivery
-    relays: Relays
-    relay_assignment: RelayAssignment
-    patience: Patience
-    stakes: StakeService
-    withdrawals: WithdrawalService
-    doors: ArtifactAccess
-    keeping: Keeping
-    unpaid: Unpaid
-    forgetting: Forgetting
-    days: MachineDays
-    buckets: OutputBuckets
-    evaluations: Evaluations
-    operation: OperatorService
-    homes: Homes
-    answer_checks: AnswerChecks
-    answer_proofs: AnswerProofs
-    private: PrivateSessions
-    elements: ElementBooks
-    checks: DatasetChecks | None = None
-    vital_signs: VitalSigns | None = None
-
-    async def recover(self) -> None:
-        """Continue what an earlier process left in the database, or this one before it was away."""
-        self.desk.forget()
-        await self.leases.recover()
-        await self.nodes.recover()
-        await self.upkeep.recover()
-
-    def loops(self) -> dict[str, Callable[[], Coroutine[Any, Any, None]]]:
-        """What runs for ever beside the answers, by name; while the store is away it waits."""
-        return {name: self._lasting(name, loop) for name, loop in self._loops().items()}
-
-    def _lasting(self, name: str, loop: Callable[[], Awaitable[None]]) -> Callable[[], Coroutine[Any, Any, None]]:
-        back = self.recover if name == "upkeep" else None
-        return lambda: self.patience.forever(name, loop, back)
-
-    def _loops(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        loops: dict[str, Callable[[], Awaitable[None]]] = {
-            "upkeep": self.upkeep.run,
-            "payments": self.lanes.run,
-            "draw-blocks": self.draw_blocks.run,
-            "referee": self.referee.run,
-            "bonds": self.bonds.run,
-            "canaries": self.canaries.run,
-            "escrows": self.upkeep.watch_escrows,
-            "assembly": self.upkeep.assemble,
-            "sums": partial(self.runs.sums.run, self.runs.advance),
-            "lenders": self.nodes.watch_lenders,
-            "stakes": self.stakes.run,
-            "withdrawals": self.withdrawals.run,
-            "relays": self.relays.watch,
-            "notices": self.notices.run,
-            "keeping": self.keeping.run,
-            "output-buckets": self.buckets.run,
-            "evaluations": self.evaluations.run,
-            "homes": self.homes.watch,
-            "answer-checks": self.answer_checks.run,
-            "answer-proofs": self.answer_proofs.run,
-            "unpaid": self.unpaid.run,
-            "forgetting": self.forgetting.run,
-            "machine-days": self.days.run,
-            "ice-servers": self.relay_assignment.watch,
-        }
-        loops |= {} if self.checks is None else {"checks": self.checks.run}
-        return loops | ({} if self.vital_signs is None else {"vital-signs": self.vital_signs.run})
-
-
-def _endless() -> int:
-    """Where there is no room to be kept, as in worlds without a disk."""
-    return 1 << 62
-
-
-@dataclass(frozen=True)
-class _Rounds:
-    """What plans, checks and pays the rounds of jobs."""
-
-    watching: Watching
-    drawing: AuditSampling
-    disputes: DisputeService
-    verification: Verification
-    promises: PromiseService
-    settlement: Settlement
-    funding: FundingService
-    lanes: Lanes
-    runs: Runs
-    homes: Homes
-    deployments: Deployments
-
-
-def _rounds(
-    context: Context,
-    desk: JobDesk,
-    leases: Leases,
-    nodes: Nodes,
-    links: Links,
-    chain: ChainPort,
-    coordinator: str,
-    open_arrays: OpenArrays,
-    artifacts: ArtifactStore,
-) -> _Rounds:
-    deadlines = Deadlines(context, nodes, links)
-    disputes = DisputeService(context, nodes, deadlines)
-    watching = Watching(context.config, nodes)
-    drawing = AuditSampling(context, watching, deadlines)
-    boundaries = Boundaries(context, nodes, leases, drawing)
-    verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
-    promises = PromiseService(context, chain)
-    settlement = Settlement(context, desk, promises)
-    funding = FundingService(desk, chain, coordinator, settlement)
-    lanes = Lanes(context, desk, chain, promises, Confirmations(desk, chain, promises, funding))
-    looks = Looks(context, desk, nodes, leases)
-    context.metrics.watch(looks.gauges)
-    homes = Homes(context, desk, nodes)
-    deployments = Deployments(context, nodes, settlement, homes, links)
-    staffing = Staffing(context, nodes, links, watching)
-    arrays = ArrayJobs(context, nodes, settlement, open_arrays)
-    sums = SecureSums(desk, artifacts)
-    runs = Runs(context, nodes, staffing, looks, drawing, verification, settlement, deployments, arrays, sums)
-    made = (watching, drawing, disputes, verification, promises, settlement, funding, lanes)
-    return _Rounds(*made, runs, homes, deployments)
-
-
-def assemble(
-    config: Config,
-    clock: Clock,
-    store: Store,
-    chain: ChainPort,
-    models: ModelWorkshop,
-    artifacts: ArtifactStore,
-    coordinator: str,
-    test_wallet: str | None,
-    entropy: Callable[[int], bytes] = secrets.token_bytes,
-    judge: Judge | None = None,
-    forger: Forger | None = None,
-    generator: Generator | None = None,
-    task_runner: TaskRunner | None = None,
-    outside: OpenSession | None = None,
-    deliveries: Deliveries | None = None,
-    room: Room | None = None,
-    sponsor: Sponsor | None = None,
-    key: NodeKey | None = None,
-) -> CoordinatorParts:
-    """Wire the services; nothing runs yet. ``key``: by which the coordinator proves to nodes who it is."""
-    context = Context(config, clock, NoticingStore(store), entropy)
-    leases = Leases(context)
-    desk = JobDesk(context, leases)
-    links = Links(context)
-    context.metrics.watch(links.gauges)
-    relays = Relays(context, links)
-    nodes = Nodes(context, leases, chain, coordinator, lambda node: relays.servers(relays.order(node), node), key)
-    open_arrays = OpenArrays(context, nodes, artifacts)
-    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays, artifacts)
-    runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
-    referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
-    draw_blocks = DrawBlocks(context, desk, drawing, runs, chain)
-    logs = JobLogs(context)
-    deliveries = deliveries or Deliveries(store, clock)
-    doors = ArtifactAccess(context, nodes, deliveries, room, open_arrays)
-    returns = Returns(desk, leases, nodes, doors, runs.advance)
-    talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
-    private = PrivateSessions(context, nodes, rounds.homes, relays)
-    kinds = (ElementResults(context, artifacts, deliveries), Federations(context, desk, runs))
-    proofs = AnswerProofs(context, desk, nodes, rounds.deployments, generator)
-    conversation = NodeProtocol(*talk, rounds.watching, doors, returns, rounds.homes, proofs, private, *kinds)
-    open_arrays.attend(desk)
-    keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
-    upkeep = Maintenance(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
-    checkpoints = Checkpoints(context, artifacts, models)
-    unpaid = Unpaid(context, desk, runs, rounds.funding, artifacts, artifacts.total if room is not None else _endless)
-    asked = (context, desk, nodes, links, runs, rounds.funding, chain, models, artifacts, checkpoints)
-    jobs = JobService(*asked, coordinator, test_wallet, conversation.traffic, unpaid, rounds.homes)
-    relay_assignment = RelayAssignment(context, leases, nodes, relays, links)
-    network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
-    days = MachineDays(context, nodes)
-    market = MarketService(context, nodes, leases, links, relays, chain, coordinator, days)
-    books = BookService(context, chain, nodes, leases, coordinator, promises)
-    buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
-    asking = InferenceTrials(context, checkpoints, generator, rounds.homes)
-    outputs = JobOutputs(checkpoints, asking, logs, StepOpenings(context, artifacts), buckets)
-    work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
-    found = (draw_blocks, referee, BondedDisputes(context, desk, chain, drawing), Canaries(context, desk, forger))
-    shown = (upkeep, jobs, network, market, books, outputs)
-    told = (*_notices(context, outside), relays, relay_assignment, Patience(clock, context.metrics))
-    money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
-    files = (doors, keeping := Keeping(context, artifacts, checkpoints.folders), unpaid)
-    forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
-    evaluations = Evaluations(context, desk, checkpoints, task_runner)
-    operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
-    checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
-    served = (rounds.homes, checks, proofs, private, ElementBooks(context, open_arrays, artifacts))
-    parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
-    return CoordinatorParts(*parts)
-
-
-def _notices(context: Context, outside: OpenSession | None) -> tuple[NoticeService, NoticeDelivery]:
-    """What people choose to be told, and what tells them; ``outside``: opens sessions to their webhooks."""
-    config = context.config
-    opens = outside or (lambda: outside_session(allowed=config.webhook_networks))
-    return NoticeService(context, config.mail is not None), NoticeDelivery(context, opens, config.mail)
 
 
 @asynccontextmanager
@@ -376,6 +90,7 @@ async def build(
         store = await SqlStore.open(config.database, ownership, cell)
         stack.push_async_callback(store.close)
         clock = clock or SystemClock()
+        between = None if beside is None else await _between(stack, beside, key, clock)
         artifacts = await stack.enter_async_context(store_of(config, clock, key.address))
         room = Room(config.data)
         folder = _folder(config, cell)
@@ -402,26 +117,55 @@ async def build(
             room=room if config.store is None else Room(config.data, artifacts.free),
             sponsor=sponsor,
             key=key,
+            among=None if beside is None or between is None else _among(beside, between),
         )
         stack.push_async_callback(parts.desk.close)
         budgets = Budgets(store, clock)
         signs = VitalSigns(parts.context, parts.nodes, parts.leases, sponsor, artifacts)
         checks = DatasetChecks(folder / "checks", artifacts, tools, budgets)
-        parts = replace(parts, checks=checks, vital_signs=signs)
-        app = web.Application(middlewares=[measured(parts.context.metrics)])
-        NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
-        seal = FrontSeal(key.seed)
-        auth = Auth(store, clock, config, budgets=budgets, fronts=seal)
-        services = add_interface(app, parts, uploads, checks, artifacts, auth)
-        app[CONNECTIONS] = Connections(config.behind_proxy)
-        FrontAnswers(seal, services, parts.context.bus, chain, app[CONNECTIONS]).setup(app)
+        parts = replace(parts, checks=checks, vital_signs=signs, between=between)
+        auth = Auth(store, clock, config, budgets=budgets, fronts=FrontSeal(key.seed))
+        app = _application(parts, uploads, artifacts, auth, chain, key)
         show_metrics(app, parts.context.metrics, signs.look)
-        if not config.open and not await auth.accounts.any():
+        if not config.open and cell.number == 0 and not await auth.accounts.any():
             LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
         if restoring.is_restored(config.data):
             await restoring.catch_up(parts.context, chain, artifacts, key)
         await parts.recover()
         yield app, parts
+
+
+async def _between(stack: AsyncExitStack, beside: CellWork, key: NodeKey, clock: Clock) -> BetweenCells:
+    """The line to other cells."""
+    http = await stack.enter_async_context(open_session(proxies=False, cookie_jar=DummyCookieJar()))
+    return BetweenCells(beside.cell, beside.others.doors, BetweenSeal(key.seed), http, clock)
+
+
+def _among(beside: CellWork, between: BetweenCells) -> AmongCells:
+    stay = frozenset[str]() if beside.own is None else frozenset({beside.own})
+    return AmongCells(beside.cell, between, beside.others.states, beside.tell, stay)
+
+
+def _application(
+    parts: CoordinatorParts,
+    uploads: UploadService,
+    artifacts: ArtifactStore,
+    auth: Auth,
+    chain: LedgerChain,
+    key: NodeKey,
+) -> web.Application:
+    """What is served: nodes' connections, the interface and pages, and what other coordinators ask."""
+    seal, context = FrontSeal(key.seed), parts.context
+    app = web.Application(middlewares=[measured(context.metrics), misdirected(seal)])
+    NodeSocket(context, parts.nodes, parts.conversation, parts.patience, seal).setup(app)
+    assert parts.checks is not None
+    services = add_interface(app, parts, uploads, parts.checks, artifacts, auth)
+    app[CONNECTIONS] = Connections(context.config.behind_proxy)
+    FrontAnswers(seal, services, context.bus, chain, app[CONNECTIONS]).setup(app)
+    if parts.between is not None:
+        parts.relays.on_announced(parts.between.relay)
+        BetweenAnswers(BetweenSeal(key.seed), context.cell, parts.nodes, parts.leases, parts.relays).setup(app)
+    return app
 
 
 def add_interface(
@@ -455,7 +199,8 @@ def add_interface(
         context.config.public_url,
         partial(at_one_moment, context.store),
     )
-    application.setup(app, services, parts.nodes.authorise, auth, IdempotentAnswers(context.store, context.clock))
+    answers = IdempotentAnswers(context.store, context.clock, new_id=context.new_job)
+    application.setup(app, services, parts.nodes.authorise, auth, answers)
     return services
 
 
@@ -466,6 +211,11 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
         ready: called with the base address once it serves.
     """
     if config.cells > 1:
+        if restoring.is_restored(config.data):
+            raise StoreError(
+                "this coordinator was restored from a backup: start it once without --cells, with all others ended; "
+                "when it serves, its nodes have told what they know, and it can be ended and parted again"
+            )
         await serve_cells(config, ready, stopping, partial(_carry, config))
         return
     config, own = _with_auditor(config, config.data)
@@ -481,6 +231,7 @@ async def serve(config: Config, ready: Callable[[str], None], stopping: asyncio.
 async def _carry(config: Config, work: CellWork) -> None:
     """Be the coordinator of a cell, at a port of its own."""
     config, own = _with_auditor(replace(config, port=0), _folder(config, work.cell))
+    work = replace(work, own=None if own is None else own.address)
     await _work(config, own, lambda _: None, work.ends, work.ownership, work)
 
 

@@ -58,11 +58,13 @@ class CellWork:
     Attributes:
         ownership: of its jobs. ``others``: who carries the other cells.
         ends: events of which each says that it is to end.
+        own: address of the auditor that runs beside it; None: none does.
     """
 
     ownership: Ownership
     others: CellsAtWork
     ends: tuple[asyncio.Event, ...]
+    own: str | None = None
 
     @property
     def cell(self) -> Cell:

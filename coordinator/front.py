@@ -1,8 +1,8 @@
-"""What a coordinator that stands by answers and leads, put together (``web.fronts``)."""
+"""What a coordinator answers and leads in the place of those at work, put together (``web.fronts``)."""
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
 from typing import Any
@@ -29,9 +29,13 @@ from coordinator.store.reading import ReadingStore
 from coordinator.store.together import at_one_moment
 from coordinator.web import application
 from coordinator.web.auth import Auth
+from coordinator.web.fronts.cell_lines import LinesToWork
+from coordinator.web.fronts.choosing import CellChoice, CellStates, NodeCells, nothing_told
 from coordinator.web.fronts.far import AwayPort, FarChain, FarMarket, FarNetwork, FarWithdrawals, absent, elsewhere
+from coordinator.web.fronts.headers import FrontHeaders
 from coordinator.web.fronts.leading import Leading
 from coordinator.web.fronts.line import LineToWork
+from coordinator.web.fronts.node_lines import NodeLines
 from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.services import Services
 from protocol.identity import NodeKey
@@ -42,13 +46,14 @@ MAX_LED = 0  # Connections to the one at work: as many as there are nodes and re
 
 @asynccontextmanager
 async def front_of(
-    config: Config, clock: Clock, door: Callable[[], str], key: NodeKey
+    config: Config, clock: Clock, doors: Sequence[Callable[[], str]], key: NodeKey, states: CellStates = nothing_told
 ) -> AsyncIterator[web.Application]:
     """A front, ready to be served.
 
     Args:
-        door: base address of the coordinator at work; empty: none is known.
+        doors: base addresses of the coordinators at work, one for each cell in their order; empty: none is known.
         key: the coordinator's, which all of them have.
+        states: what cells have told of themselves lately, by their numbers.
     """
     async with AsyncExitStack() as stack:
         way = TCPConnector(limit=MAX_LED)
@@ -59,22 +64,27 @@ async def front_of(
         stack.push_async_callback(store.close)
         context = Context(config, clock, store, secrets.token_bytes)
         seal = FrontSeal(key.seed)
-        line = LineToWork(door, seal, http, context.bus, store.fits)
-        app = web.Application(middlewares=[Leading(line, seal, config.behind_proxy).lead])
+        each = [LineToWork(door, seal, http, context.bus, store.fits) for door in doors]
+        lines, choice, headers = LinesToWork(each), CellChoice(states), FrontHeaders(seal, config.behind_proxy)
+        cells = NodeCells(store, clock, lines, choice, config.return_seconds)
+        leading = Leading(lines, seal, headers, NodeLines(lines, headers, cells, clock), choice)
+        app = web.Application(middlewares=[leading.lead])
         auth = Auth(store, clock, config, budgets=Budgets(store, clock))
-        application.setup(app, _services(context, line, key.address), elsewhere, auth, IdempotentAnswers(store, clock))
-        following = asyncio.create_task(line.run(), name="line-to-work")
+        application.setup(app, _services(context, lines, key.address), elsewhere, auth, IdempotentAnswers(store, clock))
+        following = [asyncio.create_task(line.run(), name="line-to-work") for line in each]
         try:
             yield app
         finally:
-            following.cancel()
-            with suppress(asyncio.CancelledError):
-                await following
+            for task in following:
+                task.cancel()
+            for task in following:
+                with suppress(asyncio.CancelledError):
+                    await task
 
 
-def _services(context: Context, line: LineToWork, address: str) -> Services:
-    """Those that read what is stored, those that ask the one at work, and for the rest nothing."""
-    chain: Any = FarChain(line)
+def _services(context: Context, lines: LinesToWork, address: str) -> Services:
+    """Those that read what is stored, those that ask those at work, and for the rest nothing."""
+    chain: Any = FarChain(lines)
     port: Any = AwayPort()
     checkpoints = Checkpoints(context, port, absent())
     jobs = JobService(
@@ -98,15 +108,15 @@ def _services(context: Context, line: LineToWork, address: str) -> Services:
     outputs = JobOutputs(checkpoints, port, JobLogs(context), StepOpenings(context, port), buckets)
     return Services(
         jobs=jobs,
-        network=FarNetwork(line),
-        market=FarMarket(line),
+        network=FarNetwork(lines),
+        market=FarMarket(lines),
         books=BookService(context, chain, absent(), absent(), address, absent()),
         outputs=outputs,
         notices=NoticeService(context, context.config.mail is not None),
         uploads=port,
         checks=port,
         artifacts=port,
-        withdrawals=FarWithdrawals(line),
+        withdrawals=FarWithdrawals(lines),
         doors=port,
         operation=port,
         lenders=port,

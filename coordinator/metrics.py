@@ -15,6 +15,7 @@ CONTENT_TYPE: Final = CONTENT_TYPE_PLAIN_0_0_4
 
 _COUNTERS: Mapping[str, str] = {
     "connections_total": "node connections accepted",
+    "nodes_let_go_total": "node connections ended so that the node goes where another cell lacks it",
     "connections_refused_total": "node connections refused at the door",
     "messages_total": "messages from nodes",
     "messages_malformed_total": "messages from nodes that closed their connection",

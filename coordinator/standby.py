@@ -61,7 +61,7 @@ async def wait(config: Config, ownership: Ownership, stopping: asyncio.Event) ->
         return True
     LOG.warning("another coordinator works with this database, or did a moment ago: this one stands by")
     key = NodeKey.load_or_generate(config.data / "coordinator.key")
-    async with front_of(config, SystemClock(), lambda: ownership.at_work, key) as app:
+    async with front_of(config, SystemClock(), [lambda: ownership.at_work], key) as app:
         runner = web.AppRunner(app, shutdown_timeout=0.1, keepalive_timeout=IDLE_S)
         await runner.setup()
         assert runner.server is not None

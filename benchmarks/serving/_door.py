@@ -17,7 +17,8 @@ from aiohttp import web
 from benchmarks.common import ROOT
 from common import gc_tuning
 from common.clock import SystemClock
-from coordinator.app import add_interface, assemble
+from coordinator.app import add_interface
+from coordinator.assembly import assemble
 from coordinator.config import Config
 from coordinator.domain.account import Principal, Role, Scope
 from coordinator.domain.job import Job, JobState

@@ -30,7 +30,7 @@ from rich.table import Table
 
 from benchmarks.common import publish
 from common.clock import SystemClock
-from coordinator.app import CoordinatorParts, assemble
+from coordinator.assembly import CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import ModelWorkshop

@@ -4,12 +4,19 @@ A job's cell follows from its name, so that whoever has the name knows whom to a
 works for, and else to one that lacks nodes. Source: "Reducing the scope of impact with cell-based architecture", AWS (2023).
 """
 
-from typing import Final
+from collections.abc import Collection, Mapping, Sequence
+from typing import Final, NamedTuple
 
 import msgspec
 
 DIGITS: Final = 7  # Hexadecimal, of a job's name: 28 bits, which every database has as a whole number.
 MAX_CELLS: Final = 16
+MAX_NAMED: Final = 256  # Nodes that a cell names to the others as claimed, and as wished for: 44 bytes each.
+ARRIVE_S: Final = 2.0  # Who has just come is let go where a job elsewhere waits for it, and no sooner.
+STAY_S: Final = 10.0  # For any other reason later, so that nobody wanders to and fro.
+MANY: Final = 32  # Nodes that go at a time where arrays elsewhere can use them: each comes in anew, and is stored.
+FEW: Final = 3  # And where there are more idle ones than elsewhere.
+GAP, LEAST_GAP = 0.2, 2  # By so much more, in parts and at least.
 _MARK: Final = "."
 
 
@@ -56,8 +63,110 @@ class CellState(msgspec.Struct, frozen=True):
         wanted: nodes that its jobs lack and are free nowhere in it.
         idle: nodes here that hold nothing and may be given work.
         nodes: that are here.
+        claims: nodes of other cells, by the job here that waits for them: with these it can begin, or go on.
+        wishes: nodes of other cells that nobody has, and that arrays here could use.
+        arrays: how many nodes each array here could use, and how many it has.
+        auditors: of the operator's that are here. ``looks``: that wait for one of them.
     """
 
     wanted: int = 0
     idle: int = 0
     nodes: int = 0
+    claims: Mapping[str, tuple[str, ...]] = {}
+    wishes: tuple[str, ...] = ()
+    arrays: Mapping[str, tuple[int, int]] = {}
+    auditors: int = 0
+    looks: int = 0
+
+
+class IdleNode(NamedTuple):
+    """A node that holds nothing and may be given work; ``seconds``: for so long it has been here."""
+
+    node: str
+    seconds: float
+
+
+def named(claims: Mapping[str, Collection[str]]) -> dict[str, tuple[str, ...]]:
+    """As many of these claims as a cell tells at a time, those of the jobs that come first whole."""
+    found: dict[str, tuple[str, ...]] = {}
+    room = MAX_NAMED
+    for job in sorted(claims):
+        found[job] = tuple(sorted(claims[job])[:room])
+        room -= len(found[job])
+    return {job: nodes for job, nodes in found.items() if nodes}
+
+
+def awaits(states: Mapping[int, CellState], node: str) -> int | None:
+    """The cell that waits for this very node, if one does: the one of the job that comes first, else the one that lacks most."""
+    claims = [(job, number) for number, state in states.items() for job, nodes in state.claims.items() if node in nodes]
+    if claims:
+        return min(claims)[1]
+    wishing = [(-state.wanted, number) for number, state in states.items() if node in state.wishes]
+    return min(wishing)[1] if wishing else None
+
+
+def leaving(
+    idle: Sequence[IdleNode], called: Collection[str], own: CellState, others: Mapping[int, CellState]
+) -> list[str]:
+    """Idle nodes that a cell lets go now.
+
+    Args:
+        idle: those that no job here waits for.
+        called: nodes that jobs elsewhere wait for.
+    """
+    go = [one.node for one in idle if one.node in called and one.seconds >= ARRIVE_S]
+    settled = [one.node for one in idle if one.node not in called and one.seconds >= STAY_S]
+    wished = {node for state in others.values() for node in state.wishes}
+    go += [node for node in settled if node in wished][:MANY]
+    return go + [node for node in settled if node not in wished][: to_let_go(own, others)]
+
+
+def to_let_go(own: CellState, others: Mapping[int, CellState]) -> int:
+    """How many idle nodes a cell lets go now so that all have about as many, beside those that each lacks.
+
+    Nobody lets more go than it has beyond the mean of all: several rich ones together give what the poor ones lack.
+    """
+    levels = [state.idle - state.wanted for state in others.values()]
+    level = own.idle - own.wanted
+    if not levels or level <= 0 or level - min(levels) <= max(LEAST_GAP, GAP * level):
+        return 0
+    beyond = int(level - (level + sum(levels)) / (1 + len(levels)))
+    return max(0, min(FEW, beyond))
+
+
+def may_part(own: CellState, others: Mapping[int, CellState]) -> bool:
+    """Whether a cell lets one of the operator's auditors go: another has none, and here is a second, or nothing to look at."""
+    without = [state for state in others.values() if state.auditors == 0]
+    if own.auditors > 1:
+        return bool(without)
+    return own.auditors == 1 and own.looks == 0 and any(state.looks for state in without)
+
+
+def place(states: Mapping[int, CellState], cells: Collection[int]) -> int:
+    """The one of ``cells`` that lacks nodes most, for a node that may work anywhere; of equals the one with the fewest."""
+
+    def lacks(cell: int) -> tuple[int, int, int]:
+        state = states.get(cell, CellState())
+        return state.idle - state.wanted, state.nodes, cell
+
+    return min(cells, key=lacks)
+
+
+def room(states: Mapping[int, CellState], cells: Collection[int]) -> int:
+    """The one of ``cells`` with the most nodes to spare, for a new job; of equals the one with the most."""
+
+    def spares(cell: int) -> tuple[int, int, int]:
+        state = states.get(cell, CellState())
+        return state.idle - state.wanted, state.nodes, -cell
+
+    return max(cells, key=spares)
+
+
+def watch(states: Mapping[int, CellState], cells: Collection[int]) -> int:
+    """The one of ``cells`` with the fewest of the operator's auditors, for one more; of equals the one with the most looks."""
+
+    def watched(cell: int) -> tuple[int, int, int]:
+        state = states.get(cell, CellState())
+        return state.auditors, -state.looks, cell
+
+    return min(cells, key=watched)

@@ -21,6 +21,7 @@ from coordinator.services.drivers.node_protocol import together
 from coordinator.services.network.nodes import RETRY_SOON, NodeRefusedError, Nodes, NodeSession
 from coordinator.web.auth import public
 from coordinator.web.auth.gate import address_of
+from coordinator.web.fronts.seal import FrontSeal
 from protocol.codec import MessageError, decode, encode
 from protocol.node import Challenge, CoordinatorMessage, Heartbeat, Hello, NodeMessage, Refused, Report
 
@@ -117,11 +118,42 @@ async def _in_turn(waiting: _Waiting) -> AsyncIterator[tuple[NodeMessage, list[R
 
 @dataclass(frozen=True)
 class _Place:
-    """Where a connection comes in: the name it asked for, where it is from, what counts it until it has said who it is."""
+    """Where a connection comes in: the name it asked for, where it is from, what counts it until it has said who it is.
+
+    ``nonce``: what a front has challenged the node with; None: nobody has yet.
+    """
 
     host: str
     address: str
     greeting: contextlib.ExitStack
+    nonce: bytes | None
+
+
+class NoHelloError(Exception):
+    """What a node says first is no Hello. The text is for its owner."""
+
+
+async def hello_from(socket: web.WebSocketResponse) -> tuple[Hello, bytes]:
+    """What a node answers to its challenge, and the same as it came.
+
+    Raises:
+        NoHelloError: something else, or nothing within ``HELLO_S``.
+        MessageError: it is malformed.
+    """
+    try:
+        async with asyncio.timeout(HELLO_S):
+            frame = await socket.receive()
+    except TimeoutError as error:
+        raise NoHelloError(f"no Hello within {HELLO_S:g} s") from error
+    if frame.type is not WSMsgType.BINARY:
+        raise NoHelloError("the first message must be a Hello, in a binary frame")
+    hello: Hello = decode(frame.data, Hello, MAX_FRAME)
+    return hello, frame.data
+
+
+def malformed(error: MessageError) -> str:
+    """Why a connection ends on which something malformed came."""
+    return f"malformed message: {error}"
 
 
 class NodeTalk(Protocol):
@@ -140,7 +172,16 @@ class NodeTalk(Protocol):
 class NodeSocket:
     """Handler of the route."""
 
-    def __init__(self, context: Context, nodes: Nodes, conversation: NodeTalk, patience: Patience) -> None:
+    def __init__(
+        self,
+        context: Context,
+        nodes: Nodes,
+        conversation: NodeTalk,
+        patience: Patience,
+        seal: FrontSeal | None = None,
+    ) -> None:
+        """``seal``: of fronts, which may have challenged a node already; None: none lead nodes here that way."""
+        self._seal = seal
         self._context = context
         self._nodes = nodes
         self._conversation = conversation
@@ -163,8 +204,9 @@ class NodeSocket:
             outgoing = _Outgoing(socket)
             self._open.add(outgoing)
             writer = asyncio.create_task(outgoing.write(), name="write-to-node")
+            nonce = None if self._seal is None else self._seal.nonce_of(request.headers)
             try:
-                await self._talk(_Place(request.host[:200], address, greeting), socket, outgoing)
+                await self._talk(_Place(request.host[:200], address, greeting, nonce), socket, outgoing)
             finally:
                 self._open.discard(outgoing)
                 outgoing.close("the connection ended")
@@ -184,7 +226,7 @@ class NodeSocket:
                     await self._converse(session, hello, socket, outgoing)
         except MessageError as error:
             self._context.metrics.count("messages_malformed_total")
-            outgoing.close(f"malformed message: {error}")
+            outgoing.close(malformed(error))
         except StoreAwayError as away:
             outgoing.close(away.detail)
         except Exception:  # The boundary of one connection: a fault in it must not end the others.
@@ -238,18 +280,14 @@ class NodeSocket:
     async def _greet(
         self, place: "_Place", socket: web.WebSocketResponse, outgoing: _Outgoing
     ) -> tuple[NodeSession, Hello] | None:
-        nonce, host = self._context.entropy(32), place.host
-        outgoing.send(Challenge(nonce, host))
+        nonce, host = place.nonce or self._context.entropy(32), place.host
+        if place.nonce is None:
+            outgoing.send(Challenge(nonce, host))
         try:
-            async with asyncio.timeout(HELLO_S):
-                frame = await socket.receive()
-        except TimeoutError:
-            outgoing.close(f"no Hello within {HELLO_S:g} s")
+            hello, _ = await hello_from(socket)
+        except NoHelloError as error:
+            outgoing.close(str(error))
             return None
-        if frame.type is not WSMsgType.BINARY:
-            outgoing.close("the first message must be a Hello, in a binary frame")
-            return None
-        hello: Hello = decode(frame.data, Hello, MAX_FRAME)
         try:
             session = await self._nodes.enter(hello, nonce, host, outgoing.send, outgoing.close, place.address)
         except NodeRefusedError as refused:

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from common.clock import Clock
-from coordinator.app import CoordinatorParts, assemble
+from coordinator.assembly import CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.domain.job import Job, JobState
 from coordinator.services.artifacts.artifacts import ArtifactStore

@@ -15,7 +15,8 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from common.clock import SystemClock
-from coordinator.app import CoordinatorParts, add_interface, assemble
+from coordinator.app import add_interface
+from coordinator.assembly import CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector

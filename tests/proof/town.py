@@ -14,7 +14,8 @@ from typing import Any, cast
 import msgspec
 from aiohttp import web
 
-from coordinator.app import add_interface, assemble
+from coordinator.app import add_interface
+from coordinator.assembly import assemble
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector

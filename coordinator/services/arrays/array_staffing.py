@@ -1,5 +1,8 @@
 """Which nodes work at an array: as many as it can use, beside other arrays no more than its share, and none that a job waits for
-which needs several at once (``services.network.claims``)."""
+which needs several at once (``services.network.claims``). Arrays of other cells count as others do; nodes that are free there are
+wished for, and come if nobody there has a use for them (``services.network.cell_nodes``)."""
+
+from collections.abc import Mapping
 
 from coordinator.domain.arrays.apart import block_of
 from coordinator.domain.arrays.board import ElementSeat
@@ -45,6 +48,7 @@ class ArrayStaffing:
     def __init__(self, context: Context, nodes: Nodes, arrays: OpenArrays) -> None:
         self._context, self._nodes, self._arrays = context, nodes, arrays
         self._wants: dict[str, tuple[int, int]] = {}  # Job -> nodes that it could use, and that it has.
+        self._elsewhere: Mapping[str, tuple[int, int]] = {}  # The same of other cells.
         self._has: dict[Digest, set[str]] = {}  # Image -> nodes that had it since the coordinator began.
 
     def has_image(self, node: str, image: Digest) -> None:
@@ -52,6 +56,14 @@ class ArrayStaffing:
         self._has[image] = self._has.pop(image, set()) | {node}
         if len(self._has) > MAX_IMAGES:
             del self._has[next(iter(self._has))]
+
+    def needs(self) -> Mapping[str, tuple[int, int]]:
+        """How many nodes each array could use, and how many it has."""
+        return dict(self._wants)
+
+    def hear(self, needs: Mapping[str, tuple[int, int]]) -> None:
+        """The same of arrays of other cells, from now on those alone."""
+        self._elsewhere = needs
 
     def forget(self, job: str) -> None:
         """It wants nobody any more."""
@@ -104,9 +116,16 @@ class ArrayStaffing:
         free = affordable(free, work.job.quote.rate)
         self._wants[work.job.id] = (self._useful(work, array), held)
         if array.board.left() == 0:
+            claims.wish(work.job.id, ())
             return
-        share = self._share(work.job.id, len(free))
-        others_wait = any(wants > has for job, (wants, has) in self._wants.items() if job != work.job.id)
+        short = self._wants[work.job.id][0] > held + len(free)
+        there = self._nodes.elsewhere.free() if short else ()
+        far = [one for one in there if self._runs(one, spec) and one.node not in claimed]
+        far = affordable(far, work.job.quote.rate)
+        share = self._share(work.job.id, len(free) + len(far))
+        claims.wish(work.job.id, [one.node for one in far[: max(0, share - held - len(free))]])
+        every = {**self._elsewhere, **self._wants}
+        others_wait = any(wants > has for job, (wants, has) in every.items() if job != work.job.id)
         self._give_back(work, array, held - share if others_wait else 0)
         if share > held and free:
             await self._grant(work, [one for one in free if one.node not in self._nodes_of(work)], share - held)
@@ -120,8 +139,9 @@ class ArrayStaffing:
         return min(MAX_REPLICAS, board.left() + sum(bool(board.of_lease(one)) for one in work.leases))
 
     def _share(self, job: str, free: int) -> int:
-        wants = {one: useful for one, (useful, _) in self._wants.items()}
-        return fair_share(wants, {one: held for one, (_, held) in self._wants.items()}, free)[job]
+        every = {**self._elsewhere, **self._wants}
+        wants = {one: useful for one, (useful, _) in every.items()}
+        return fair_share(wants, {one: held for one, (_, held) in every.items()}, free)[job]
 
     def _give_back(self, work: UnitOfWork, array: OpenArray, surplus: int) -> None:
         """Nodes beyond the share get nothing more, and go once they have ended what they have."""
@@ -185,8 +205,7 @@ class ArrayStaffing:
         return runs_it(node, array, self._has_containers(node))
 
     def _has_containers(self, node: Candidate) -> bool:
-        session = self._nodes.session(node.node)
-        return session is not None and session.profile.containers
+        return self._nodes.runs_containers(node.node)
 
     def _nodes_of(self, work: UnitOfWork) -> set[str]:
         return {lease.node for lease in work.leases.values()}

@@ -65,6 +65,10 @@ class Looks:
                 )
         return frozenset(lease.id for lease in leaving)
 
+    def unmet(self) -> int:
+        """How many looks are waited for that no auditor who stands by takes up soon."""
+        return sum(map(len, self._unmet.values()))
+
     def gauges(self) -> Gauges:
         """How many looks are waited for, and since when the first of them."""
         now = self._context.clock.time()

@@ -516,7 +516,8 @@ class JobService:
     ) -> api.Quote:
         if spec.model.from_job is not None and config is None and spec.model.config is None:
             config = (await self._base_models.of(spec.model)).config
-        everybody, rate = self._nodes.seatable(), await self._rates.now()
+        rate = await self._rates.now()
+        everybody = self._nodes.seatable()
         if spec.array is not None:
             staffing = self._runs.arrays.staffing
             able = staffing.able(spec.array, rate.per_petaflop)

@@ -6,7 +6,7 @@ that has most of them makes place for the next, so that no crowd keeps others ou
 """
 
 import ipaddress
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Generic, TypeVar
@@ -25,6 +25,8 @@ NEW_KEYS, NEW_KEY_S = 256.0, 30.0
 ALL_NEW_KEYS, ALL_NEW_KEY_S = 16_384.0, 2.0  # Keys of everybody that were never here: 1 KB each, for a week.
 MAX_ADDRESSES = 50_000
 AGAIN_S = 60.0
+FLIP_S = 60.0
+MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
 
 S = TypeVar("S")
 
@@ -114,6 +116,30 @@ class Crowd(Generic[S]):
         """One is gone."""
         self._here -= Counter({address: 1})
         self.known(one, address)
+
+
+class KeyFlips:
+    """When keys changed hands lately: a connection took over from another one."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._flips: dict[str, deque[float]] = {}
+
+    def note(self, node: str) -> None:
+        """Its key has changed hands."""
+        self._recent(node).append(self._clock.now())
+
+    def often(self, node: str) -> bool:
+        """Whether it is in use on two machines."""
+        return len(self._recent(node)) >= MAX_FLIPS
+
+    def _recent(self, node: str) -> deque[float]:
+        oldest = self._clock.now() - FLIP_S
+        self._flips = {key: flips for key, flips in self._flips.items() if flips and flips[-1] > oldest}
+        flips = self._flips.setdefault(node, deque())
+        while flips and flips[0] <= oldest:
+            flips.popleft()
+        return flips
 
 
 def _counts(address: str) -> bool:

@@ -3,9 +3,13 @@
 A job that trains or serves needs all of its seats at once. Where free nodes are too few for it, it plans with those that arrays
 could spare, too, and with those that only stand by for another job, and claims the nodes of that plan. An array keeps as many
 owners as an element needs: what came first goes on, and what came later begins. A claim that is not renewed lapses.
+
+Where jobs are parted in cells, nodes of other cells that are free there, or could be given back there, are planned with likewise.
+What a job claims of these its cell tells the others (``cell_nodes``), which have it as a claim of their own. Where two jobs of
+different cells wait for one node, the job whose name comes first goes first: both cells come to that by themselves.
 """
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping
 
 from common.clock import Clock
 from coordinator.domain.lease import Lease
@@ -13,6 +17,7 @@ from coordinator.services.core.leases import Leases
 
 CLAIM_S = 5.0  # Between two plans with what others hold: they cost as much as those with free nodes.
 LAPSE_S = 30.0
+SEEKING_S = 10.0  # Since a job last looked for what others could spare, which it does with each look at it.
 LOOKERS = 2  # Owners in a job, so that each one's work is looked at by another.
 
 
@@ -29,18 +34,29 @@ def spares(leases: Leases, auditors: Collection[str]) -> Iterator[Lease]:
 
 
 class Claims:
-    """Of all jobs. ``standing_by``: leases of nodes that stand by for a job, and would take a seat of it."""
+    """Of all jobs. ``standing_by``: leases of nodes that stand by for a job, and would take a seat of it; ``beside``: nodes of
+    other cells that could come."""
 
-    def __init__(self, clock: Clock, standing_by: Callable[[], Iterable[Lease]] = tuple) -> None:
-        self._clock, self._standing_by = clock, standing_by
+    def __init__(
+        self,
+        clock: Clock,
+        standing_by: Callable[[], Iterable[Lease]] = tuple,
+        beside: Callable[[], frozenset[str]] = frozenset,
+    ) -> None:
+        self._clock, self._standing_by, self._beside = clock, standing_by, beside
         self._spare: dict[str, frozenset[str]] = {}
         self._claimed: dict[str, tuple[frozenset[str], float]] = {}
+        self._seeking: dict[str, float] = {}
+        self._wished: dict[str, frozenset[str]] = {}
+        self._of_others: dict[str, frozenset[str]] = {}
 
     def lends(self, array: str, nodes: Collection[str] | None) -> None:
         """Nodes that an array holds and could give back; None: it is over."""
         self._spare.pop(array, None)
         if nodes is not None:
             self._spare[array] = frozenset(nodes)
+        else:
+            self._wished.pop(array, None)
 
     @property
     def crowded(self) -> bool:
@@ -49,15 +65,21 @@ class Claims:
 
     def is_due(self, job: str) -> bool:
         """Whether a job that waits should plan with these again."""
-        if self._clock.now() - self._claimed.get(job, ((), float("-inf")))[1] < CLAIM_S:
+        now = self._seeking[job] = self._clock.now()
+        if now - self._claimed.get(job, ((), float("-inf")))[1] < CLAIM_S:
             return False
-        return bool(self._spare) or any(lease.job != job for lease in self._standing_by())
+        others = any(lease.job != job for lease in self._standing_by())
+        return bool(self._spare) or others or bool(self._beside())
 
     def spare(self, job: str) -> frozenset[str]:
-        """Nodes that arrays could give back, or that stand by for other jobs, and no other job has claimed."""
+        """Nodes that arrays could give back, that stand by for other jobs, or could come from other cells, and no other job has
+        claimed."""
+        return (self.loose(job) | self._beside()) - self.claimed(job)
+
+    def loose(self, job: str = "") -> frozenset[str]:
+        """Those of them that are here."""
         lent = {node for nodes in self._spare.values() for node in nodes}
-        lent |= {lease.node for lease in self._standing_by() if lease.job != job}
-        return frozenset(lent - self.claimed(job))
+        return frozenset(lent | {lease.node for lease in self._standing_by() if lease.job != job})
 
     def share(self, nodes: int) -> int:
         """How many of so many nodes a job may have where arrays want them as well: as many as each of these."""
@@ -77,9 +99,59 @@ class Claims:
 
     def claimed(self, but: str = "") -> frozenset[str]:
         """All nodes that jobs wait for, ``but`` this one."""
-        self._claimed = {job: one for job, one in self._claimed.items() if self._clock.now() - one[1] < LAPSE_S}
-        return frozenset(node for job, (nodes, _) in self._claimed.items() if job != but for node in nodes)
+        return self.kept_from(lambda job: job == but)
+
+    def kept_from(self, theirs: Callable[[str], bool]) -> frozenset[str]:
+        """All nodes that jobs wait for which are not ``theirs``."""
+        now = self._clock.now()
+        self._claimed = {job: one for job, one in self._claimed.items() if now - one[1] < LAPSE_S}
+        self._seeking = {job: at for job, at in self._seeking.items() if now - at < SEEKING_S}
+        claims = (*((job, nodes) for job, (nodes, _) in self._claimed.items()), *self._of_others.items())
+        return frozenset(node for job, nodes in claims if not theirs(job) for node in nodes)
 
     def drop(self, job: str) -> None:
         """A job waits for nothing any more."""
         self._claimed.pop(job, None)
+        self._seeking.pop(job, None)
+
+    # --- other cells ------------------------------------------------------------------------------------------------------
+
+    def wish(self, array: str, nodes: Collection[str]) -> None:
+        """Nodes of other cells that nobody has, and that an array here could use."""
+        self._wished[array] = frozenset(nodes)
+
+    def wishes(self) -> frozenset[str]:
+        """All of them that no job waits for."""
+        return frozenset(node for nodes in self._wished.values() for node in nodes) - self.claimed()
+
+    def away(self, here: Container[str]) -> dict[str, frozenset[str]]:
+        """Of each job that looks for nodes which it lacks, those that it waits for and that are not ``here``; some has none."""
+        self.claimed()
+        known = {job: self._claimed[job][0] if job in self._claimed else frozenset[str]() for job in self._seeking}
+        return {job: frozenset(node for node in nodes if node not in here) for job, nodes in known.items()}
+
+    def wanted(self, here: Container[str]) -> int:
+        """How many nodes are lacked: those that are waited or wished for, and one for each job that finds no plan with any."""
+        away = self.away(here)
+        lost = sum(job not in self._claimed or not self._claimed[job][0] for job in away)
+        return lost + len(frozenset().union(*away.values())) + len(self.wishes())
+
+    def hear(self, others: Mapping[str, Collection[str]]) -> None:
+        """Let jobs of other cells wait for nodes of this one, from now on those alone, as far as none comes first."""
+        self.claimed()
+        self._of_others = {}
+        taken: set[str] = set()
+        for job in sorted(others):
+            nodes = frozenset(others[job])
+            rivals = [one for one, (claimed, _) in self._claimed.items() if claimed & nodes]
+            if taken & nodes or any(one < job for one in rivals):
+                continue
+            for one in rivals:
+                self.claim(one, ())
+            self._of_others[job] = nodes
+            taken |= nodes
+
+    @property
+    def called(self) -> frozenset[str]:
+        """Nodes that jobs of other cells wait for."""
+        return frozenset(node for nodes in self._of_others.values() for node in nodes)

@@ -44,6 +44,7 @@ TRIES = 3  # Where two machines come with one invitation at a time, the second o
 _GONE = (0,)
 LOOK_S = 2.0  # Between two looks at the list's file and its owners' accounts.
 MAX_ASKED = 10_000  # Accounts in one question to the store.
+APART_S = 300.0  # Clocks of coordinators are no farther apart: what one has written so long before the last look is read again.
 
 NOT_INVITED = "only computers that were invited may lend here: ask whoever runs this network for an invitation"
 ANOTHER = "ask whoever invited you for another one"
@@ -95,11 +96,13 @@ class Lenders:
         self._verified: dict[str, str] = {}
         self._invited: dict[str, InvitationRecord] = {}  # By the node that has used it last.
         self._computers: dict[str, str] = {}  # Of nodes that are further cards of a computer, whose right is theirs.
+        self._followed = 0.0  # Until when it is known what other cells have done with invitations.
 
     async def recover(self) -> None:
         """Read who has used an invitation, and the list."""
         if self._rule == "everybody":
             return
+        self._followed = self._context.clock.time()
         async with self._context.store.transaction() as tx:
             used = await tx.find(InvitationRecord, col(InvitationRecord.used) > 0.0)
         self._invited = {}
@@ -119,6 +122,7 @@ class Lenders:
             await asyncio.to_thread(self._read, file)
         names = tuple(sorted(self._list.owners))
         async with self._context.store.transaction() as tx:
+            await self._follow(tx)
             found = (
                 await tx.find(Account, col(Account.key).in_(names), col(Account.disabled).equals(False))
                 if names
@@ -129,6 +133,16 @@ class Lenders:
         # Whoever came in the meantime was not asked for here.
         self._verified = vouched | {one: name for one, name in self._verified.items() if one not in asked}
         self._owners = {account.id: account.key for account in found}
+
+    async def _follow(self, tx: Transaction) -> None:
+        """Learn which invitations were used, or taken back, by way of other cells."""
+        if self._context.cell.of == 1:
+            return
+        since, self._followed = self._followed - APART_S, self._context.clock.time()
+        used = await tx.find(InvitationRecord, col(InvitationRecord.used) > since)
+        withdrawn = await tx.find(InvitationRecord, col(InvitationRecord.withdrawn) > since)
+        for record in (*used, *withdrawn):
+            self._remember(record)
 
     async def _vouched_for(self, tx: Transaction, accounts: Iterable[str]) -> dict[str, str]:
         """Those of ``accounts`` that are good and signed in through the present provider within ``SEEN_S``, with their names."""
@@ -227,6 +241,8 @@ class Lenders:
         """
         node = self._computers.get(node, node)
         why = self.why_not(node)
+        if why and self._context.cell.of > 1:  # It may have used its invitation by way of another cell, a moment ago.
+            why = await self._look_for(node)
         if not why or not code:
             return why
         for left in reversed(range(TRIES)):
@@ -237,9 +253,19 @@ class Lenders:
                     raise
         raise AssertionError
 
+    async def _look_for(self, node: str) -> str:
+        """As ``why_not``, by what is stored."""
+        async with self._context.store.transaction() as tx:
+            found = await tx.find(InvitationRecord, col(InvitationRecord.node).equals(node))
+            self._verified |= await self._vouched_for(tx, {record.owner for record in found if record.owner})
+        for record in found:
+            self._remember(record)
+        return self.why_not(node)
+
     async def _use(self, node: str, code: str) -> str:
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
+            await tx.hold_shared()
             found = await tx.find(InvitationRecord, col(InvitationRecord.digest).equals(_digest(code)))
             if not found:
                 return f"the invitation is not known here: {ANOTHER}"
@@ -291,6 +317,7 @@ class Lenders:
         shown = untrusted(" ".join(note.split()), 100)
         record = InvitationRecord(identity, _digest(code), who.account_id, owner, shown, now, now + days * DAY_S)
         async with self._context.store.transaction() as tx:
+            await tx.hold_shared()
             own = await tx.find(InvitationRecord, col(InvitationRecord.account_id).equals(who.account_id))
             for one in own:
                 if max(one.expires, one.withdrawn or 0.0) < now - KEPT_S and one.node is None:
@@ -341,6 +368,7 @@ class Lenders:
 
     async def _withdraw(self, invitation: str, by: OrderedBy) -> tuple[InvitationRecord, str]:
         async with self._context.store.transaction() as tx:
+            await tx.hold_shared()
             found = await tx.find(InvitationRecord, col(InvitationRecord.id).equals(invitation))
             if not found or (Scope.OPERATE not in by.who.scopes and found[0].account_id != by.who.account_id):
                 raise NotFoundError(f"there is no invitation {invitation[:40]!r}", "invitation")

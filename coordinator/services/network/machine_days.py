@@ -51,6 +51,7 @@ class MachineDays:
         now, waiting, self._waiting = self._counted, self._waiting, {}
         self._stored = now
         async with self._context.store.transaction() as tx:
+            await tx.hold_shared()
             for node, (seconds, operations) in sorted(waiting.items()):
                 await add(tx, node, now, round(seconds), round(operations / GIGAFLOP))
             await tx.forget(MachineDay, col(MachineDay.day) < day_of(now) - (WEEKS + 1) * WEEK_DAYS)

@@ -22,7 +22,7 @@ class MarketRate:
 
 
 class Rates:
-    """Works the price out anew each time, from the store and the nodes that are here."""
+    """Works the price out anew each time, from the store and the nodes of all cells."""
 
     def __init__(self, context: Context, nodes: Nodes) -> None:
         self._context = context
@@ -30,7 +30,8 @@ class Rates:
 
     async def now(self) -> MarketRate:
         """The price at this moment. It continues from an earlier job's, so that neither a restart nor a crowd makes it jump."""
-        async with self._context.store.transaction() as tx:
+        await self._nodes.elsewhere.look()
+        async with self._context.everywhere.transaction() as tx:
             return await self.within(tx)
 
     async def within(self, tx: Transaction) -> MarketRate:
@@ -40,7 +41,7 @@ class Rates:
         before = await tx.find(Job, col(Job.created) < now - pricing.STEP_S, newest=True, limit=1)
         before = before or await tx.find(Job, limit=1)
         least = self._context.config.price_per_petaflop
-        offers = [pricing.Offer(int(c.flops), c.floor) for c in self._nodes.everybody()]
+        offers = [pricing.Offer(int(c.flops), c.floor) for c in self._nodes.everywhere()]
         waiting = sum(map(left, queued))
         target = rate = pricing.rate(offers, waiting, least)
         if before and before[0].quote.rate:

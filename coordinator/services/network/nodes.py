@@ -6,15 +6,14 @@ two machines, and the next one is refused for a minute.
 
 import asyncio
 import hashlib
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 
 import msgspec
 
 from common.errors import IdentityError
 from common.untrusted_text import untrusted
-from common.urls import authority, parse_url
 from coordinator.domain.audits.rate import TRUST
 from coordinator.domain.lease import Lease
 from coordinator.domain.placement import Candidate
@@ -22,10 +21,13 @@ from coordinator.errors import ForbiddenError
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.trace_parts import trace_of
-from coordinator.services.network.admission import Crowd, CrowdedError
+from coordinator.services.network.admission import FLIP_S, Crowd, CrowdedError, KeyFlips
 from coordinator.services.network.claims import Claims, spares
+from coordinator.services.network.far_nodes import Elsewhere, NobodyBeside, NodesBeside
 from coordinator.services.network.lenders import LOOK_S, Lenders
 from coordinator.services.network.speeds import NodeSpeeds
+from coordinator.services.network.standings import NodeStandings
+from coordinator.services.network.welcomes import Welcomes
 from coordinator.services.payments.chain import ChainPort
 from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
@@ -35,30 +37,26 @@ from protocol.node import (
     CARD_CONTEXT,
     HELLO_CONTEXT,
     PROTOCOL,
-    WELCOME_CONTEXT,
     Assign,
     Beat,
     Command,
     CoordinatorMessage,
     Hello,
     JobEarned,
-    LedgerInfo,
     NodeProfile,
     OfferedIceServer,
     Refused,
     Unanswered,
-    Welcome,
 )
 from protocol.task import EVASION_AGAIN_S, StopTask, TaskCommand
 
-FLIP_S = 60.0
 MAX_CARDS = 16  # Of one computer.
-MAX_FLIPS = 2  # One is a reconnect that overtook its own disconnect; more are two machines.
 RETRY_SOON = 5.0  # Where the database is away, which it is for seconds.
 UNNAMED_RETRY = 30.0  # An auditor waits for its operator, who has to start the coordinator again.
 AWAY_S = 30 * 86_400.0  # An auditor of the operator's that was here no longer ago is expected back.
 MAX_ACCOUNTS_KEPT = 200  # Of one connection, so that it is not told twice what it knows.
 DRAINS, MAY_NOT_LEND = "the operator drains it", "it may not lend here any more"
+TAKEN_OVER = "another connection with this key has taken over"
 BY_OPERATOR = "by this network's operator: "  # How the stored reason of such a ban begins; audits' begin otherwise.
 FOUND_FALSE = "an audit found that its work was not what it had committed to"
 NOT_ADMITTED_S = (
@@ -82,6 +80,11 @@ def candidate_of(node: str, payout: str, profile: NodeProfile, flops: float | No
     )
 
 
+def why_banned(record: NodeRecord) -> str:
+    """As the owner of a banned node is told."""
+    return record.reason if record.reason.startswith(BY_OPERATOR) else FOUND_FALSE
+
+
 class NodeRefusedError(Exception):
     """A connection is not taken. ``retry_seconds`` None: not without a change by the owner."""
 
@@ -101,6 +104,7 @@ class NodeSession:
         begun: its leases have been looked up since it came. ``traces``: it wants to know what commands are part of.
         unhandled: messages of the node that have arrived and wait for their turn here.
         stake: what of it can be taken, as last seen (``stakes``); ``stake_known``: it was seen since the node came.
+        leaving: it is about to go to another cell.
     """
 
     def __init__(
@@ -117,7 +121,7 @@ class NodeSession:
         self.rounds = 0
         self.begun = asyncio.Event()
         self.operator = False
-        self.accepting = True
+        self._accepting, self.leaving = True, False
         self.traces = hello.traces
         self.unhandled = 0
         self.send = send
@@ -125,6 +129,15 @@ class NodeSession:
         self._accounts: dict[str, JobEarned] = {}
         self._said: dict[str, Sequence[TaskCommand]] = {}  # All that held when it was told last.
         self._told: dict[str, set[bytes]] = {held.lease: set() for held in hello.leases}
+
+    @property
+    def accepting(self) -> bool:
+        """Whether new leases are welcome."""
+        return self._accepting and not self.leaving
+
+    @accepting.setter
+    def accepting(self, accepting: bool) -> None:
+        self._accepting = accepting
 
     def knows(self, lease: str) -> bool:
         """Whether the node was assigned this lease, on this connection or before."""
@@ -177,26 +190,26 @@ class Nodes:
         coordinator: str,
         ice_servers: Callable[[str], tuple[OfferedIceServer, ...]],
         key: identity.NodeKey | None = None,
+        beside: NodesBeside | None = None,
     ) -> None:
-        """``key``: the coordinator's own, by which it proves who it is to nodes that ask; None: it proves nothing."""
-        self._key = key
+        """``key``: the coordinator's own, by which it proves who it is to nodes that ask; None: it proves nothing.
+
+        ``beside``: nodes of other cells, where there are any.
+        """
         self._context = context
         self.lenders = Lenders(context)
-        self.claims = Claims(context.clock, lambda: spares(leases, context.config.auditors))
-        self._leases = leases
-        self._ice_servers = ice_servers
-        self._chain = chain
-        self._coordinator = coordinator
+        self.standings = NodeStandings(context, why_banned)
         self._sessions: dict[str, NodeSession] = {}
+        self.elsewhere = Elsewhere(beside or NobodyBeside(), self._sessions)
+        standing_by = partial(spares, leases, context.config.auditors)
+        self.claims = Claims(context.clock, standing_by, self.elsewhere.names)
+        self._leases = leases
+        self._welcomes = Welcomes(context.config, chain, coordinator, ice_servers, key)
         self._tokens: dict[str, str] = {}
-        self._flips: dict[str, deque[float]] = {}
-        self._banned: dict[str, str] = {}  # Why, as its owner is told.
+        self._flips = KeyFlips(context.clock)
         self._computers: dict[str, str] = {}  # Of further cards: of those that are here, hold something, or are banned.
         self._cards: dict[str, set[str]] = {}  # The same by computers, for greetings: there may be 20,000 nodes.
-        self._draining: set[str] = set()
-        self._unanswered: dict[str, float] = {}
         self._crowd: Crowd[NodeSession] = Crowd(context.clock)
-        self._own: dict[str, NodeRecord] = {}  # The operator's own auditors that have ever been here.
         self._speeds = NodeSpeeds()
         self._came = 0  # Connections so far.
         self._idle: tuple[tuple[int, int, int], Sequence[NodeSession]] = ((-1, -1, -1), ())
@@ -204,22 +217,8 @@ class Nodes:
     async def recover(self) -> None:
         """Read who may lend, who is banned or draining, and who has evaded an audit lately."""
         await self.lenders.recover()
-        since = max(0.0, self._context.clock.time() - EVASION_AGAIN_S)
-        async with self._context.store.transaction() as tx:
-            banned = await tx.find(NodeRecord, col(NodeRecord.banned).equals(True))
-            draining = await tx.find(NodeRecord, col(NodeRecord.draining).equals(True))
-            evaded = await tx.find(NodeRecord, col(NodeRecord.evaded) > since)
-            own = await tx.find(NodeRecord, col(NodeRecord.address).in_(tuple(sorted(self._context.config.auditors))))
-            busy = tuple(sorted(self._leases.busy()))
-            holding = await tx.find(NodeRecord, col(NodeRecord.address).in_(busy)) if busy else []
-        for record in (*banned, *holding):
-            self._know(record.address, record.profile.computer)
-        self._banned = {
-            one.address: one.reason if one.reason.startswith(BY_OPERATOR) else FOUND_FALSE for one in banned
-        }
-        self._draining = {record.address for record in draining}
-        self._unanswered = {record.address: record.evaded for record in evaded}
-        self._own = {record.address: record for record in own}
+        for record in await self.standings.recover(sorted(self._leases.busy())):
+            self.know(record.address, record.profile.computer)
 
     async def enter(
         self,
@@ -241,13 +240,13 @@ class Nodes:
         operator = hello.node in self._context.config.auditors
         record, known = await self._admit(hello, address)
         if operator:
-            self._own[hello.node] = record
+            self.standings.own[hello.node] = record
         old = self._sessions.get(hello.node)
         if old is not None:
-            self._flip(hello.node)
-            old.close("another connection with this key has taken over")
+            self._flips.note(hello.node)
+            old.close(TAKEN_OVER)
             self.leave(old)
-        session = NodeSession(hello, self._context.entropy(24).hex(), send, close)
+        session = NodeSession(hello, self._context.cell.token(self._context.entropy(24).hex()), send, close)
         session.stake, session.began = record.stake, self._context.clock.time()
         session.operator, session.rounds = operator, record.rounds
         self._came += 1
@@ -263,8 +262,8 @@ class Nodes:
         self._leases.came(hello.node)
         self._tokens[session.token] = hello.node
         self._context.metrics.count("connections_total")
-        send(self._welcome(session, hello, host))
-        evaded = self._unanswered.get(hello.node, 0.0)
+        send(self._welcomes.of(session.token, hello, host, operator))
+        evaded = max(record.evaded, self.standings.evaded.get(hello.node, 0.0))
         if evaded > max(0.0, session.began - EVASION_AGAIN_S):
             send(Unanswered(evaded))
         gone = self._leases.renew(hello.node, hello.leases)
@@ -281,11 +280,17 @@ class Nodes:
             self._speeds.left(session.node)
             self._crowd.left(session, session.address)
             if session.operator:
-                self._own[session.node] = msgspec.structs.replace(
-                    self._own[session.node], seen=self._context.clock.time()
-                )
+                self.standings.left(session.node)
             self._leases.cut(session.node)
             self._context.bus.publish(session.node)
+
+    def is_elsewhere(self, node: str, seconds: float) -> None:
+        """A node came into another cell so long ago: of two connections with one key the newest wins, wherever it is."""
+        session = self._sessions.get(node)
+        if session is not None and self._context.clock.time() - session.began > seconds:
+            self._flips.note(node)
+            session.close(TAKEN_OVER)
+            self.leave(session)
 
     def greeting(self, address: str) -> AbstractContextManager[None]:
         """Hold a connection until it has said who it is; UnavailableError where too many have not."""
@@ -330,13 +335,29 @@ class Nodes:
         every = sorted([*free, *named], key=lambda session: session.place) if named else free
         return [candidate for candidate in self._lent(every) if not self.is_draining(candidate.node)]
 
+    def idle(self) -> list[NodeSession]:
+        """Who may be given a seat here and now."""
+        free = [session for session in self._free() if session.accepting and self.lends(session)]
+        return [session for session in free if not self.is_draining(session.node)]
+
     def seatable(self) -> list[Candidate]:
-        """Those of everybody who may be given seats, once they are free: who drains gets none."""
-        return [candidate for candidate in self.everybody() if not self.is_draining(candidate.node)]
+        """Those of all cells who may be given seats, once they are free: who drains gets none."""
+        here = [candidate for candidate in self.everybody() if not self.is_draining(candidate.node)]
+        return [*here, *self.elsewhere.seatable()]
 
     def everybody(self) -> list[Candidate]:
         """All nodes that are here and lend themselves, busy or not."""
         return self._lent(self._sessions.values())
+
+    def everywhere(self) -> list[Candidate]:
+        """The same, and those of other cells that may be given seats."""
+        return [*self.everybody(), *self.elsewhere.seatable()]
+
+    def runs_containers(self, node: str) -> bool:
+        """Whether a node that is here, or in another cell, runs those."""
+        if (session := self._sessions.get(node)) is not None:
+            return session.profile.containers
+        return (far := self.elsewhere.get(node)) is not None and far.containers
 
     def known(self, nodes: Iterable[str]) -> dict[str, Candidate]:
         """Those of these nodes that are here and lend themselves."""
@@ -351,11 +372,11 @@ class Nodes:
         return self._idle[1]
 
     def _lent(self, sessions: Iterable[NodeSession]) -> list[Candidate]:
-        return [
-            self._candidate(session)
-            for session in sessions
-            if session.node not in self._banned and self._is_staked(session) and not session.operator
-        ]
+        return [self.candidate(session) for session in sessions if self.lends(session)]
+
+    def lends(self, session: NodeSession) -> bool:
+        """Whether a node may be given work at all: it has the stake, is not banned, and does not only look at others' work."""
+        return session.node not in self.standings.banned and self._is_staked(session) and not session.operator
 
     def short_of_stake(self, node: str) -> bool:
         """Whether a node is here with less than the least stake, as the ledger has said since it came."""
@@ -374,16 +395,18 @@ class Nodes:
 
     def auditors(self) -> list[Candidate]:
         """The operator's own auditors that are here, busy or not."""
-        here = [self._sessions[node] for node in self._own if node in self._sessions]  # Few, of many; each job asks.
-        return [self._candidate(session) for session in here if session.operator]
+        own = self.standings.own  # Few, of many; each job asks.
+        here = [self._sessions[node] for node in own if node in self._sessions]
+        return [self.candidate(session) for session in here if session.operator]
 
     def known_auditors(self) -> list[Candidate]:
         """The operator's own auditors that are here or were lately, as they last said to be."""
-        since = self._context.clock.time() - AWAY_S
-        away = [record for node, record in self._own.items() if node not in self._sessions and record.seen > since]
+        since, own = self._context.clock.time() - AWAY_S, self.standings.own
+        away = [record for node, record in own.items() if node not in self._sessions and record.seen > since]
         return [*self.auditors(), *(candidate_of(record.address, record.payout, record.profile) for record in away)]
 
-    def _candidate(self, session: NodeSession) -> Candidate:
+    def candidate(self, session: NodeSession) -> Candidate:
+        """A node that is here, as somebody who may be given work."""
         profile, known = session.profile, session.operator or session.rounds >= TRUST
         speed = self._speeds.planned(session.node, profile.flops, profile.env_class, known=known)
         return candidate_of(session.node, session.payout, profile, speed)
@@ -404,7 +427,7 @@ class Nodes:
 
     def is_banned(self, node: str) -> bool:
         """Whether the node may not come back."""
-        return node in self._banned
+        return node in self.standings.banned
 
     def is_draining(self, node: str) -> bool:
         """Whether the node gets no new seat, and gives those that it has to others as these come."""
@@ -412,7 +435,7 @@ class Nodes:
 
     def why_draining(self, node: str) -> str:
         """By an order, or since it may not lend any more; empty: it may have seats."""
-        return DRAINS if node in self._draining else MAY_NOT_LEND if self.lenders.why_not(node) else ""
+        return DRAINS if node in self.standings.draining else MAY_NOT_LEND if self.lenders.why_not(node) else ""
 
     async def watch_lenders(self) -> None:
         """For ever: part with those who may not lend any more."""
@@ -431,15 +454,15 @@ class Nodes:
 
     def drain(self, node: str) -> None:
         """Give a node no new seat; the caller stores it."""
-        self._draining.add(node)
+        self.standings.draining.add(node)
 
     def undrain(self, node: str) -> None:
         """Let a node have seats again; the caller stores it."""
-        self._draining.discard(node)
+        self.standings.draining.discard(node)
 
     def unban(self, node: str) -> None:
         """Let a node come back; the caller stores it."""
-        self._banned.pop(node, None)
+        self.standings.banned.pop(node, None)
 
     def ban(self, node: str, reason: str) -> None:
         """Send a node away, and all cards of its computer, until it is let in again; the caller stores it.
@@ -447,7 +470,7 @@ class Nodes:
         Args:
             reason: as its owner is told.
         """
-        self._banned[node] = reason
+        self.standings.banned[node] = reason
         computer = self._computers.get(node, node)
         for one in sorted(self._of_computer(computer)):  # A key of a card costs nothing, so the whole computer goes.
             if (session := self._sessions.get(one)) is not None:
@@ -456,7 +479,7 @@ class Nodes:
 
     def unanswered(self, node: str, at: float) -> None:
         """Tell a node that it has evaded an audit, now and whenever it comes back; the caller stores it."""
-        self._unanswered[node] = at
+        self.standings.evaded[node] = at
         session = self._sessions.get(node)
         if session is not None:
             session.send(Unanswered(at))
@@ -478,10 +501,7 @@ class Nodes:
             )
         self._check_beside(hello)
         if (banned := self._banned_of(hello)) is not None:
-            why = self._banned[banned]
-            decided = why.startswith(BY_OPERATOR)
-            text = f"node {banned} is banned{' ' if decided else ': '}{why}"
-            raise NodeRefusedError(text, ASK_AGAIN_S if decided else None)
+            raise _of_banned(banned, self.standings.banned[banned])
         if hello.profile.auditor and hello.node not in self._context.config.auditors:
             raise NodeRefusedError(
                 f"{hello.node} is not named as one of this coordinator's auditors: start it with --auditor {hello.node}",
@@ -489,7 +509,8 @@ class Nodes:
             )
         if len(self._sessions) >= MAX_NODES_ONLINE and hello.node not in self._sessions:
             raise NodeRefusedError(f"{MAX_NODES_ONLINE:,} nodes are connected, which is all that fit", FLIP_S)
-        if hello.node in self._sessions and len(self._recent_flips(hello.node)) >= MAX_FLIPS:
+        twice = hello.node in self._sessions or self._context.cell.of > 1  # Or elsewhere: ``is_elsewhere``.
+        if twice and self._flips.often(hello.node):
             raise NodeRefusedError(
                 f"the key of {hello.node} is in use on another machine: give each machine a key of its own",
                 FLIP_S,
@@ -511,13 +532,13 @@ class Nodes:
     def _banned_of(self, hello: Hello) -> str | None:
         """Who of a node's computer is banned: the node itself, the computer, or a card of it; None: nobody."""
         named = {hello.node, *self._of_computer(hello.profile.computer or hello.node)}
-        return min(named & self._banned.keys(), default=None)
+        return min(named & self.standings.banned.keys(), default=None)
 
     def _of_computer(self, computer: str) -> set[str]:
         """The computer and its further cards, as far as they are known."""
         return {computer, *self._cards.get(computer, ())}
 
-    def _know(self, node: str, computer: str | None) -> None:
+    def know(self, node: str, computer: str | None) -> None:
         """Know which computer a node is a further card of; None: it is one of its own."""
         self.lenders.is_card_of(node, computer)
         if (before := self._computers.pop(node, None)) is not None:
@@ -531,28 +552,17 @@ class Nodes:
     async def _admit(self, hello: Hello, address: str) -> tuple[NodeRecord, bool]:
         """As ``_record``, of who may lend; of who is refused nothing is kept."""
         learnt = hello.node not in self._computers
-        self._know(hello.node, hello.profile.computer)
+        self.know(hello.node, hello.profile.computer)
         try:
             if (why := await self.lenders.enter(hello.node, hello.invitation)) and not self._leases.holds(hello.node):
                 raise NodeRefusedError(why, NOT_ADMITTED_S)
             admitted = await self._record(hello, address)
         except BaseException:
             if learnt and hello.node not in self._sessions:
-                self._know(hello.node, None)
+                self.know(hello.node, None)
             raise
-        self._know(hello.node, hello.profile.computer)  # Another greeting of this key may have been refused meanwhile.
+        self.know(hello.node, hello.profile.computer)  # Another greeting of this key may have been refused meanwhile.
         return admitted
-
-    def _flip(self, node: str) -> None:
-        self._recent_flips(node).append(self._context.clock.now())
-
-    def _recent_flips(self, node: str) -> deque[float]:
-        oldest = self._context.clock.now() - FLIP_S
-        self._flips = {key: flips for key, flips in self._flips.items() if flips and flips[-1] > oldest}
-        flips = self._flips.setdefault(node, deque())
-        while flips and flips[0] <= oldest:
-            flips.popleft()
-        return flips
 
     async def _record(self, hello: Hello, address: str) -> tuple[NodeRecord, bool]:
         """Keep what a node says of itself, where there is room for it; with whether anybody knows it.
@@ -562,7 +572,10 @@ class Nodes:
         """
         now = self._context.clock.time()
         async with self._context.store.transaction() as tx:
+            await tx.hold_shared()
             before = await tx.find(NodeRecord, col(NodeRecord.address).equals(hello.node))
+            if before and before[0].banned:  # By another cell, a moment ago.
+                raise _of_banned(hello.node, why_banned(before[0]))
             known = hello.node in self._context.config.auditors or self._leases.holds(hello.node)
             known = known or any(self._is_known(record) for record in before)
             try:
@@ -578,22 +591,9 @@ class Nodes:
         least = self._context.config.min_stake
         return record.rounds > 0 or record.earned > 0 or 0 < least <= record.stake
 
-    def _welcome(self, session: NodeSession, hello: Hello, host: str) -> Welcome:
-        config = self._context.config
-        return Welcome(
-            token=session.token,
-            heartbeat_seconds=config.heartbeat_seconds,
-            lease_seconds=config.lease_seconds,
-            ice_servers=self._ice_servers(session.node),
-            ledger=LedgerInfo(self._chain.url, self._chain.program, self._chain.mint, self._coordinator),
-            min_stake=0 if session.operator else config.min_stake,
-            proof=self._prove(hello, host),
-        )
 
-    def _prove(self, hello: Hello, host: str) -> bytes:
-        """Under its public name alone, where it has one: somebody who passes greetings on under another name is found out."""
-        if self._key is None or not hello.nonce:
-            return b""
-        public = self._context.config.public_url
-        known_as = authority(parse_url(public)) if public else host
-        return self._key.sign(WELCOME_CONTEXT, hello.nonce, hello.node.encode(), known_as.encode())
+def _of_banned(node: str, why: str) -> NodeRefusedError:
+    """``node``: who is banned; the computer, or another card, of whom this is said."""
+    decided = why.startswith(BY_OPERATOR)
+    text = f"node {node} is banned{' ' if decided else ': '}{why}"
+    return NodeRefusedError(text, ASK_AGAIN_S if decided else None)

@@ -2,13 +2,15 @@
 
 A relay is its key, which the operator has allowed. It announces itself and reports every few seconds; nothing of it is stored,
 because a coordinator that starts anew has heard from all of them within one period. Relays that were named on the command line
-do not report: they live as long as they answer probes.
+do not report: they live as long as they answer probes. Where a network has several cells, a relay speaks to one of them, which
+passes on what it has believed; each probes for itself.
 """
 
 import asyncio
 import logging
 import struct
 from collections import OrderedDict
+from collections.abc import Callable
 
 import msgspec
 
@@ -98,13 +100,20 @@ class Relays:
         self._reporting: dict[str, _Known] = {}
         self._jobs: OrderedDict[str, str] = OrderedDict()
         self._new = asyncio.Event()
+        self._listeners: list[Callable[[RelayEnvelope], None]] = []
         context.metrics.watch(self._gauges)
+
+    def on_announced(self, listener: Callable[[RelayEnvelope], None]) -> None:
+        """Call ``listener`` with every report that a relay has sent here, if it is believed; it must neither wait nor raise."""
+        self._listeners.append(listener)
 
     # --- what relays say ------------------------------------------------------------------------------------------------
 
-    def announce(self, envelope: RelayEnvelope) -> RelayOrder:
+    def announce(self, envelope: RelayEnvelope, *, first_hand: bool = True) -> RelayOrder:
         """Take a relay's report.
 
+        Args:
+            first_hand: it was sent here, and not to another cell: then it is passed on, and counted.
         Raises:
             ForbiddenError: not a relay of this network, not signed by it, or not newer than its last one.
             InvalidError: a URL that is none of a relay.
@@ -114,7 +123,7 @@ class Relays:
         try:
             report = self._checked(envelope)
         except (CottageError, MessageError):
-            self._context.metrics.count("relay_reports_refused_total")
+            self._context.metrics.count("relay_reports_refused_total", int(first_hand))
             raise
         known = self._reporting.get(report.relay)
         if known is None:
@@ -125,8 +134,10 @@ class Relays:
         relayed = known.take(report, self._context.clock.now(), self._context.clock.time())
         if not known.rules.probed:
             self._new.set()
-        self._context.metrics.count("relay_reports_total")
-        self._context.metrics.count("relay_bytes_total", relayed)
+        self._context.metrics.count("relay_reports_total", int(first_hand))
+        self._context.metrics.count("relay_bytes_total", relayed if first_hand else 0)
+        for listener in self._listeners if first_hand else ():
+            listener(envelope)
         return RelayOrder(REPORT_S, self._context.config.relay_user_rate)
 
     def _checked(self, envelope: RelayEnvelope) -> RelayReport:

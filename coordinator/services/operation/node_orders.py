@@ -36,6 +36,7 @@ class NodeOrders:
 
     async def find(self, asked: NodeQuery, window: ListWindow) -> NodeSlice:
         """Nodes that fit, longest known first."""
+        await self._nodes.elsewhere.look()
         where = self._where(asked.state)
         if where is None:
             return NodeSlice(())
@@ -59,6 +60,7 @@ class NodeOrders:
         Raises:
             NotFoundError: it never was here.
         """
+        await self._nodes.elsewhere.look()
         async with self._context.store.transaction() as tx:
             record = await _known(tx, node)
         return (await self._views([record]))[0]
@@ -125,15 +127,20 @@ class NodeOrders:
             case "draining":
                 return (col(NodeRecord.draining).equals(True),)
             case "busy":
-                named = self._leases.busy() & self._here()
+                named = self._busy()
             case "online":
-                named = self._here()
+                named = self._here() | self._nodes.elsewhere.all().keys()
             case _:
                 assert_never(state)
         return (col(NodeRecord.address).in_(tuple(sorted(named))),) if named else None
 
     def _here(self) -> frozenset[str]:
         return frozenset(session.node for session in self._nodes.sessions())
+
+    def _busy(self) -> frozenset[str]:
+        """Nodes that are online and hold something, in whichever cell they are."""
+        far = {node for node, one in self._nodes.elsewhere.all().items() if one.busy}
+        return frozenset(far | (self._leases.busy() & self._here()))
 
     async def _views(self, records: Sequence[NodeRecord]) -> list[AdminNode]:
         held: dict[str, list[AdminLease]] = {record.address: [] for record in records}
@@ -144,7 +151,7 @@ class NodeOrders:
         for one in live:
             told = AdminLease(one.job, one.stage, one.replica, one.state, one.granted, one.job in serve)
             held[one.node].append(told)
-        busy = self._leases.busy() & self._here()
+        busy = self._busy()
         return [self._view(record, record.address in busy, held[record.address]) for record in records]
 
     async def _held(self, tx: Transaction, nodes: Collection[str]) -> Sequence[Lease]:
@@ -156,12 +163,13 @@ class NodeOrders:
 
     def _view(self, record: NodeRecord, busy: bool, held: Sequence[AdminLease]) -> AdminNode:
         session, profile = self._nodes.session(record.address), record.profile
+        online = session is not None or self._nodes.elsewhere.get(record.address) is not None
         return AdminNode(
             node=record.address,
             payout=record.payout,
             name=profile.name,
             device=profile.device,
-            online=session is not None,
+            online=online,
             busy=busy,
             draining=record.draining,
             banned=record.banned,
@@ -171,7 +179,7 @@ class NodeOrders:
             rounds=record.rounds,
             faults=record.faults,
             since=record.since,
-            seen=record.seen if session is None else self._context.clock.time(),
+            seen=self._context.clock.time() if online else record.seen,
             address="" if session is None else session.address,
             leases=tuple(held),
             why_not=untrusted(self._nodes.lenders.why_not(record.address)),

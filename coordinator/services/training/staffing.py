@@ -269,7 +269,7 @@ class Staffing:
         rest = [seat for seat in missing if seat not in filled]
         left = [candidate for candidate in free if candidate.node not in filled.values()]
         if rest and not returning and (could := await self._with_spare(work, left)):
-            share = len(seats) if federated else self._nodes.claims.share(len(self._nodes.everybody()))
+            share = len(seats) if federated else self._nodes.claims.share(len(self._nodes.everywhere()))
             room = max(share, len(work.run.layers)) - len(held)
             claimed = placement.fill(rest[: max(0, room)], held, could, memory)
             self._nodes.claims.claim(work.job.id, set(claimed.values()))
@@ -501,11 +501,11 @@ class Staffing:
             work.memo(f"assigned:{attempt}:{event.nodes[0]}", event)
 
     def able(self, work: UnitOfWork) -> list[Candidate]:
-        """Nodes that are here, busy or not, and could take one of the job's seats at its price."""
+        """Nodes of all cells, busy or not, that could take one of the job's seats at its price."""
         training, memory = work.job.spec.training, memory_needed(work) if work.run is not None else None
         return [
             c
-            for c in affordable(self._nodes.everybody(), work.job.quote.rate)
+            for c in affordable(self._nodes.everywhere(), work.job.quote.rate)
             if self._watching.seats(training, c.env_class)
             and (memory is None or any(c.holds(memory, stage) for stage in range(len(memory["main"]))))
         ]

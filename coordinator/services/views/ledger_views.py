@@ -164,9 +164,11 @@ class BookService:
             jobs, rows = await _work_of(tx, node)
             shown = await _shown(tx, rows)
             taken = await _shown(tx, [row for row in slashes if row.payload.get("node") == node])
-        online = self._nodes.session(node) is not None
+        far = self._nodes.elsewhere.get(node)
+        online = far is not None or self._nodes.session(node) is not None
+        busy = node in self._leases.busy() if far is None else far.busy
         return ledger.NodeAccount(
-            node=resources.node_view(records[0], online, node in self._leases.busy()),
+            node=resources.node_view(records[0], online, busy),
             reason=readable(records[0].reason, names),
             stake=await self._stake(node),
             jobs=jobs,

@@ -94,6 +94,7 @@ class MarketService:
     async def now(self) -> market.Market:
         """Price and demand now, and how they were."""
         now = self._context.clock.time()
+        await self._nodes.elsewhere.look()
         async with self._context.everywhere.transaction() as tx:
             rate = await self._rates.within(tx)
             queued = await tx.find(Job, col(Job.state).in_(QUEUED))

@@ -1,11 +1,15 @@
-"""What only the coordinator at work has in its memory, as a front's pages ask for it."""
+"""What only the coordinators at work have in their memory, as a front's pages ask for it.
+
+With several cells each is asked for what is its own, and one answer is made of all (``merging``).
+"""
 
 from collections.abc import Callable, Collection, Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from coordinator.errors import ElsewhereError
+from coordinator.web.fronts import merging
 from coordinator.web.fronts.answering import LedgerFacts
-from coordinator.web.fronts.line import LineToWork
+from coordinator.web.fronts.cell_lines import LinesToWork
 from ledger.addresses import check_job, parse_address
 from ledger.client import job_bytes
 from ledger.program.interface import MarketAddresses
@@ -19,6 +23,8 @@ from protocol.rest.withdrawals import (
     WithdrawalRequest,
     WithdrawalTerms,
 )
+
+T = TypeVar("T")
 
 
 class Away:
@@ -43,20 +49,20 @@ def elsewhere(*_given: object, **_named: object) -> NoReturn:
 class FarNetwork:
     """Implements ``ports.NetworkPort``."""
 
-    def __init__(self, line: LineToWork) -> None:
-        self._line = line
+    def __init__(self, lines: LinesToWork) -> None:
+        self._lines = lines
 
     async def view(self) -> api.NetworkView:
         """The network at a glance."""
-        return await self._line.ask(api.NetworkView, "network")
+        return merging.network(_told(await self._lines.ask_all(api.NetworkView, "network")))
 
     async def nodes(self) -> Sequence[api.NodeView]:
         """Every node."""
-        return await self._line.ask(list[api.NodeView], "nodes")
+        return merging.nodes(_told(await self._lines.ask_all(list[api.NodeView], "nodes")))
 
     async def relays(self) -> Sequence[api.RelayView]:
         """Relays, and for whom."""
-        return await self._line.ask(list[api.RelayView], "relays")
+        return await self._lines.ask(list[api.RelayView], "relays")
 
     async def announce_relay(self, envelope: RelayEnvelope) -> RelayOrder:
         """The one at work believes relays."""
@@ -70,39 +76,39 @@ class FarNetwork:
 class FarMarket:
     """Implements ``ports.MarketPort``."""
 
-    def __init__(self, line: LineToWork) -> None:
-        self._line = line
+    def __init__(self, lines: LinesToWork) -> None:
+        self._lines = lines
 
     async def regions(self, nodes: Collection[str] | None = None) -> Sequence[market.Region]:
         """Where machines are."""
-        return await self._line.ask(list[market.Region], "regions", _named(nodes))
+        return merging.regions(_told(await self._lines.ask_all(list[market.Region], "regions", _named(nodes))))
 
     async def links(self, nodes: Collection[str]) -> Sequence[market.Link]:
         """Links that live now."""
-        return await self._line.ask(list[market.Link], "links", _named(nodes))
+        return merging.links(_told(await self._lines.ask_all(list[market.Link], "links", _named(nodes))))
 
     async def now(self) -> market.Market:
         """Price and demand."""
-        return await self._line.ask(market.Market, "market")
+        return merging.market(_told(await self._lines.ask_all(market.Market, "market")))
 
     async def earnings(self, address: str) -> market.Earnings:
         """What a wallet has earned."""
-        return await self._line.ask(market.Earnings, "earnings", address=address)
+        return merging.earnings(_told(await self._lines.ask_all(market.Earnings, "earnings", address=address)))
 
     async def health(self) -> market.Health:
         """How the coordinator at work does."""
-        return await self._line.ask(market.Health, "health")
+        return merging.health(await self._lines.ask_all(market.Health, "health"), len(self._lines))
 
 
 class FarWithdrawals:
     """Implements ``ports.WithdrawalPort``."""
 
-    def __init__(self, line: LineToWork) -> None:
-        self._line = line
+    def __init__(self, lines: LinesToWork) -> None:
+        self._lines = lines
 
     async def terms(self) -> WithdrawalTerms:
         """What taking earnings out costs."""
-        return await self._line.ask(WithdrawalTerms, "withdrawals")
+        return await self._lines.ask(WithdrawalTerms, "withdrawals")
 
     async def offer(self, asked: WithdrawalRequest, address: str) -> WithdrawalAnswer:
         """The one at work offers."""
@@ -116,8 +122,8 @@ class FarWithdrawals:
 class FarChain(Away):
     """Addresses on the ledger; nothing that the ledger has to be asked for."""
 
-    def __init__(self, line: LineToWork) -> None:
-        self._line = line
+    def __init__(self, lines: LinesToWork) -> None:
+        self._lines = lines
 
     @property
     def url(self) -> str:
@@ -141,9 +147,14 @@ class FarChain(Away):
 
     @property
     def _facts(self) -> LedgerFacts:
-        if (facts := self._line.facts) is None:
+        if (facts := self._lines.facts) is None:
             raise ElsewhereError("what the ledger's addresses are is not known yet")
         return facts
+
+
+def _told(answers: Sequence[tuple[int, T]]) -> list[T]:
+    """What cells have answered, the first one before others."""
+    return [told for _, told in answers]
 
 
 def _named(nodes: Collection[str] | None) -> tuple[str, ...] | None:

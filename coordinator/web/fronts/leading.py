@@ -1,86 +1,82 @@
-"""How a front leads requests and nodes' connections to the coordinator at work, and back.
+"""How a front leads requests to the coordinators at work, and answers back.
 
 A request that could not have been begun there is led to the next one that works, and so is one that may be done twice: it only
-reads, or has an idempotency key. Of any other the sender is told that nobody knows.
+reads, or has an idempotency key. Of any other the sender is told that nobody knows. With several cells a request goes to the one
+that it names (``directing``); where it turns out to be about another one's job, nothing was done, and it is led there.
 """
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Coroutine, Mapping
-from contextlib import suppress
-from typing import Any, Final, TypeVar
+from collections.abc import AsyncIterator, Coroutine
+from typing import Any, Final
 
 from aiohttp import (
     ClientConnectorError,
     ClientError,
     ClientResponse,
     ClientTimeout,
-    ClientWSTimeout,
-    WSMsgType,
-    WSServerHandshakeError,
     hdrs,
     web,
 )
 from aiohttp.typedefs import Handler
-from multidict import CIMultiDict
 
 from common.untrusted_text import untrusted
 from common.urls import moved
-from coordinator.errors import ElsewhereError, UnavailableError
-from coordinator.web.auth.gate import as_the_proxy_says
+from coordinator.errors import CottageError, ElsewhereError, TooLargeError, UnavailableError
+from coordinator.web.auth.gate import address_of
 from coordinator.web.auth.origin import SAFE_METHODS
 from coordinator.web.fronts.answering import ASK, NEWS
-from coordinator.web.fronts.line import WAIT_S, CoordinatorAtWork, LineToWork
-from coordinator.web.fronts.seal import FRONT, STANDS_BY, FrontSeal
-from coordinator.web.http import answer, problem_answer, read_chunks
+from coordinator.web.fronts.cell_lines import LinesToWork
+from coordinator.web.fronts.choosing import CellChoice
+from coordinator.web.fronts.directing import MAX_HELD, MAX_HELD_DOCUMENT, cell_in, way_of
+from coordinator.web.fronts.headers import FrontHeaders, end_to_end
+from coordinator.web.fronts.line import WAIT_S, CoordinatorAtWork
+from coordinator.web.fronts.misdirected import MISDIRECTED
+from coordinator.web.fronts.node_lines import GONE, NodeLines
+from coordinator.web.fronts.seal import CELL, STANDS_BY, FrontSeal
+from coordinator.web.http import WHOSE, answer, problem_answer, read_body, read_chunks, say_when
 from coordinator.web.monitoring.watchers import METRICS
 from coordinator.web.once import KEY
-from coordinator.web.signal import CLOSE_S, MAX_FRAME, PATH
+from coordinator.web.signal import PATH
 from coordinator.web.stream import while_there
 from protocol.rest.api import Problem
-
-T = TypeVar("T")
 
 AGAIN_S: Final = 2  # Whoever could not be led anywhere comes back then.
 PAUSE_S: Final = 0.1
 LATE_S: Final = 0.5  # An answer that was under way when somebody else took over may still come.
-MAX_HELD: Final = 1 << 16  # Bytes of a body that are held, so that it can be sent a second time.
-GONE: Final = "the coordinator stops: come back in a moment"
+MAX_OTHERS: Final = 2  # Cells that a request is led to after the first one.
 # What is the one at work's alone, though it is only read: its figures, and ways to sign in, which change something.
 _NOT_HERE: Final = (METRICS, "/sign-", "/account/identities")
 _FRONTS_OWN: Final = (ASK, NEWS)  # Asked by a front of itself: led, a stranger's question would have its seal.
 # Where a method changes what follows on a connection (CONNECT), the next request there is somebody else's.
 _METHODS: Final = SAFE_METHODS | {hdrs.METH_POST, hdrs.METH_PUT, hdrs.METH_PATCH, hdrs.METH_DELETE}
-_OF_ONE_HOP: Final = frozenset(
-    name.lower()
-    for name in (
-        hdrs.CONNECTION,
-        hdrs.KEEP_ALIVE,
-        hdrs.PROXY_AUTHENTICATE,
-        hdrs.PROXY_AUTHORIZATION,
-        hdrs.TE,
-        hdrs.TRAILER,
-        hdrs.TRANSFER_ENCODING,
-        hdrs.UPGRADE,
-        hdrs.EXPECT,
-        hdrs.X_FORWARDED_FOR,
-        hdrs.X_FORWARDED_PROTO,
-        FRONT,
-        STANDS_BY,
-    )
-)
+_MADE: Final = (201, 303)  # A job, by a program or on a page.
 _OURS: Final = (hdrs.USER_AGENT, hdrs.ACCEPT, hdrs.ACCEPT_ENCODING, hdrs.CONTENT_TYPE)
+
+Body = bytes | AsyncIterator[bytes] | None
+"""Of a request: whole, as it comes, or none."""
 
 
 class _NotBegunError(Exception):
     """Nothing of the request was done."""
 
 
-class Leading:
-    """What stands before every route of a front. ``behind_proxy``: as in ``Config``."""
+class _OtherCellError(_NotBegunError):
+    """Nor will it be there: it is about another cell's job."""
 
-    def __init__(self, line: LineToWork, seal: FrontSeal, behind_proxy: bool) -> None:
-        self._line, self._seal, self._behind_proxy = line, seal, behind_proxy
+    def __init__(self, cell: int) -> None:
+        super().__init__()
+        self.cell = cell
+
+
+class Leading:
+    """What stands before every route of a front."""
+
+    def __init__(
+        self, lines: LinesToWork, seal: FrontSeal, headers: FrontHeaders, nodes: NodeLines, choice: CellChoice
+    ) -> None:
+        """``nodes``: leads their connections. ``choice``: of cells for jobs that are not there yet."""
+        self._lines, self._seal, self._headers, self._nodes, self._choice = lines, seal, headers, nodes, choice
 
     @web.middleware
     async def lead(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -93,12 +89,12 @@ class Leading:
             return problem_answer(request, 404, Problem("not_found", untrusted("nothing is here")))
         match request.path:
             case "/healthz":
-                return answer({"status": "standby"})
+                return answer({"status": "standby" if len(self._lines) == 1 else "ok"})
             case "/readyz":
                 return self._ready(request)
             case _ if request.path == PATH:
-                return await self._unless_nobody(request, self._node(request))
-        if request.method in SAFE_METHODS and self._line.reads and not request.path.startswith(_NOT_HERE):
+                return await self._unless_nobody(request, self._nodes.lead(request))
+        if request.method in SAFE_METHODS and self._lines.reads and not request.path.startswith(_NOT_HERE):
             try:
                 return await handler(request)
             except ElsewhereError:
@@ -106,8 +102,10 @@ class Leading:
         return await self._unless_nobody(request, self._answer(request))
 
     def _ready(self, request: web.Request) -> web.Response:
-        if self._line.is_ready:
+        if self._lines.is_ready:
             return answer({"status": "ready"})
+        if len(self._lines) > 1:
+            return _not_now(request, "Not every cell has a coordinator at work now. Come back in a moment.")
         return _not_now(request, "This coordinator stands by: another one is at work. Come back in a moment.")
 
     async def _unless_nobody(
@@ -117,17 +115,44 @@ class Leading:
             return await leading
         except UnavailableError as error:
             return _not_now(request, error.detail)
+        except CottageError as error:
+            found = Problem(error.code, untrusted(error.detail), error.field)
+            response = problem_answer(request, error.status, found)
+            say_when(response, error)
+            return response
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
-        body = await _held(request)
+        way = way_of(request, len(self._lines))
+        body = await self._held(request, way.held)
+        cell = way.cell
+        if cell is None:
+            cell = self._choice.for_job(await self._lines.reach_any())
+        elif way.held > MAX_HELD and isinstance(body, bytes):
+            cell = cell_in(body, len(self._lines)) or cell
+        if not way.makes:
+            return await self._led(request, cell, body)
+        with self._choice.making(cell) as job:
+            response = await self._led(request, cell, body)
+            job.made = response.status in _MADE
+        return response
+
+    async def _led(self, request: web.Request, cell: int, body: Body) -> web.StreamResponse:
         again = body is None or isinstance(body, bytes)
         twice = again and (request.method in SAFE_METHODS or KEY.name in request.headers)
-        until = _now() + WAIT_S
+        until, others = _now() + WAIT_S, 0
         while True:
-            at = await self._line.reach(max(0.0, until - _now()))
+            at = await self._lines.reach(cell, max(0.0, until - _now()))
             try:
                 async with while_there(request):
-                    return await self._through(request, at, body)
+                    return await self._through(request, at, body, others < MAX_OTHERS)
+            except _OtherCellError as error:
+                if not again:
+                    raise TooLargeError(
+                        f"this is about a job of another cell, to which a body of unknown length or of more than "
+                        f"{MAX_HELD_DOCUMENT:,} bytes cannot be sent a second time: send a shorter one, with its length"
+                    ) from error
+                cell, others = error.cell, others + 1
+                continue
             except _NotBegunError as error:
                 if not again:
                     raise UnavailableError("the coordinator at work has gone: send the file's part again") from error
@@ -144,14 +169,15 @@ class Leading:
             await asyncio.sleep(PAUSE_S)
 
     async def _through(
-        self, request: web.Request, at: CoordinatorAtWork, body: bytes | AsyncIterator[bytes] | None
+        self, request: web.Request, at: CoordinatorAtWork, body: Body, goes_on: bool
     ) -> web.StreamResponse:
+        """``goes_on``: to another cell, if this one says so."""
         # A length of what is not sent would have the next request on that connection, somebody else's, taken for a body.
         kept = () if body is None or isinstance(body, bytes) else (hdrs.CONTENT_LENGTH,)
-        sending = self._line.http.request(
+        sending = self._lines.http.request(
             request.method,
             moved(request.rel_url, at.url),
-            headers=self._headers(request, kept),
+            headers=self._headers.of(request, kept),
             data=body,
             skip_auto_headers=_OURS,
             allow_redirects=False,
@@ -165,77 +191,34 @@ class Leading:
         async with found:
             if STANDS_BY in found.headers:
                 raise _NotBegunError
+            if goes_on and (cell := self._other_cell(found)) is not None:
+                raise _OtherCellError(cell)
             return await _passed_on(request, found, at)
 
-    def _headers(self, request: web.Request, kept: tuple[str, ...] = ()) -> CIMultiDict[str]:
-        """Those that came, and who asks, as far as this one knows."""
-        asking = as_the_proxy_says(request) if self._behind_proxy else request
-        headers = _end_to_end(request.headers, kept)
-        headers.update(self._seal.headers)
-        headers[hdrs.X_FORWARDED_FOR] = asking.remote or ""
-        headers[hdrs.X_FORWARDED_PROTO] = asking.scheme
-        return headers
+    def _other_cell(self, found: ClientResponse) -> int | None:
+        """The cell that an answer says has it; None: it says nothing of one."""
+        said = found.headers.get(CELL, "")
+        known = found.status == MISDIRECTED and said.isascii() and said.isdigit() and len(said) < 4
+        return int(said) if known and int(said) < len(self._lines) else None
 
-    async def _node(self, request: web.Request) -> web.StreamResponse:
-        """A node's connection: whatever one side says, the other one hears."""
-        at = await self._line.reach()
-        names = (hdrs.HOST, hdrs.USER_AGENT)
-        headers = self._headers(request)
-        headers = CIMultiDict({n: v for n, v in headers.items() if n in (*names, FRONT) or n.startswith("X-Forwarded")})
-        try:
-            far = await self._line.http.ws_connect(
-                moved(request.rel_url, at.url),
-                headers=headers,
-                max_msg_size=0,
-                heartbeat=20.0,
-                timeout=ClientWSTimeout(ws_close=CLOSE_S),
-            )
-        except WSServerHandshakeError as error:
-            raise UnavailableError(f"the coordinator at work takes no connection now ({error.status})") from error
-        except (ClientError, OSError, TimeoutError) as error:
-            raise UnavailableError(GONE) from error
-        async with far:
-            near = web.WebSocketResponse(max_msg_size=MAX_FRAME, heartbeat=20.0, timeout=CLOSE_S, compress=False)
-            await near.prepare(request)
-            passing = [asyncio.create_task(_pass(far, near)), asyncio.create_task(_pass(near, far))]
-            gone = asyncio.create_task(at.gone.wait())
-            try:
-                await asyncio.wait({*passing, gone}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in (*passing, gone):
-                    task.cancel()
-                await asyncio.gather(*passing, gone, return_exceptions=True)
-            code, reason = _ended(passing[0])
-            with suppress(ConnectionError, TimeoutError):
-                await near.close(code=code, message=reason)
-        return near
-
-
-async def _pass(one: Any, other: Any) -> tuple[int, bytes] | None:
-    """Messages of one side to the other, until its end: how it closed, where it said so."""
-    while True:
-        message = await one.receive()
-        match message.type:
-            case WSMsgType.BINARY:
-                await other.send_bytes(message.data)
-            case WSMsgType.TEXT:
-                await other.send_str(message.data)
-            case WSMsgType.CLOSE:
-                return message.data, str(message.extra or "").encode()
-            case _:
-                return None
-
-
-def _ended(from_far: "asyncio.Task[tuple[int, bytes] | None]") -> tuple[int, bytes]:
-    """What a node is told at the end: what the one at work said, or that it has gone."""
-    if from_far.cancelled() or from_far.exception() is not None or (said := from_far.result()) is None:
-        return 1012, GONE.encode()
-    return said
+    async def _held(self, request: web.Request, most: int) -> Body:
+        """The body: whole where it has at most so many bytes, else as it comes."""
+        if not request.body_exists:
+            return None
+        length = request.content_length
+        if length is None and most > MAX_HELD and not request.content_type.startswith("multipart/"):
+            length = most  # A document, of which there is no more; with a file it may be longer.
+        if length is None or length > most:
+            return read_chunks(request)
+        if length <= MAX_HELD:
+            return b"".join([chunk async for chunk in read_chunks(request)])
+        request[WHOSE] = f"address {address_of(self._headers.asking(request))}"
+        return await read_body(request, most)
 
 
 async def _passed_on(request: web.Request, found: ClientResponse, at: CoordinatorAtWork) -> web.StreamResponse:
     """An answer as it comes. One that breaks off breaks off here, too."""
-    headers = _end_to_end(found.headers, (hdrs.CONTENT_LENGTH,))
+    headers = end_to_end(found.headers, (hdrs.CONTENT_LENGTH,))
     response = web.StreamResponse(status=found.status, reason=found.reason, headers=headers)
     await response.prepare(request)
     ending = asyncio.create_task(_close_after(at, found))
@@ -270,23 +253,6 @@ async def _while_there(at: CoordinatorAtWork, doing: Any) -> Any:
         for one in (task, gone):
             one.cancel()
         await asyncio.gather(task, gone, return_exceptions=True)
-
-
-async def _held(request: web.Request) -> bytes | AsyncIterator[bytes] | None:
-    """The body: whole where it is small, else as it comes."""
-    if not request.body_exists:
-        return None
-    if request.content_length is None or request.content_length > MAX_HELD:
-        return read_chunks(request)
-    return b"".join([chunk async for chunk in read_chunks(request)])
-
-
-def _end_to_end(headers: Mapping[str, str], kept: tuple[str, ...]) -> CIMultiDict[str]:
-    """Headers that are not of one hop alone; the length of a body where it is ``kept``."""
-    lengths = {hdrs.CONTENT_LENGTH.lower()} - {name.lower() for name in kept}
-    named = {name.strip().lower() for name in headers.get(hdrs.CONNECTION, "").split(",")}
-    dropped = _OF_ONE_HOP | lengths | named | {FRONT.lower(), STANDS_BY.lower()}
-    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in dropped)
 
 
 def _not_now(request: web.Request, why: str) -> web.Response:

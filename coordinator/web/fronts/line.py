@@ -57,13 +57,18 @@ class LineToWork:
         self._began, self._left = _now(), 0.0
         self._changed = asyncio.Condition()
         self._shared: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
-        self.reads = False
+        self.looked = self.reads = False  # Whether it is known that what is stored may be read, and whether it may.
         self.facts: LedgerFacts | None = None
 
     @property
     def http(self) -> ClientSession:
         """What requests go out by."""
         return self._http
+
+    @property
+    def is_reached(self) -> bool:
+        """Whether one at work is."""
+        return self._at is not None
 
     @property
     def is_ready(self) -> bool:
@@ -124,7 +129,7 @@ class LineToWork:
                 return
             if (fits := await self._fits()) is not self.reads:
                 LOG.info("this coordinator %s what is stored", "reads" if fits else "is of another version, and leaves")
-            at, self.reads = CoordinatorAtWork(url), fits
+            at, self.looked, self.reads = CoordinatorAtWork(url), True, fits
             self.facts = msgspec.json.decode(await self._ask(FrontQuestion("ledger"), at), type=LedgerFacts)
             await self._found(at)
             async for line in answer.content:

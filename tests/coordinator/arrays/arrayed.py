@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from coordinator.app import CoordinatorParts, assemble
+from coordinator.assembly import CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.domain.arrays.votes import ElementCourse
 from coordinator.domain.job import Job

@@ -11,7 +11,8 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from coordinator.app import CoordinatorParts, add_interface
+from coordinator.app import add_interface
+from coordinator.assembly import CoordinatorParts
 from coordinator.domain.audits.dispute import Dispute
 from coordinator.domain.audits.trust import Audit
 from coordinator.errors import UnavailableError

@@ -9,7 +9,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from coordinator.app import CoordinatorParts
+from coordinator.assembly import CoordinatorParts
 from coordinator.cli import main
 from coordinator.config import OfferedTasks
 from coordinator.domain.job import Job, JobState

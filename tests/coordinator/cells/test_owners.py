@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from hashlib import sha256
 
 import pytest
 from sqlalchemy import text
@@ -53,7 +54,7 @@ async def dies(town: Town, *waiting: Ownership) -> None:
 
 
 def test_a_name_belongs_to_one_cell_and_names_are_spread_evenly() -> None:
-    names = [f"{number * 2_654_435_761 % (1 << 32):08x}" + 24 * "0" for number in range(3_000)]
+    names = [sha256(number.to_bytes(4)).hexdigest()[:32] for number in range(3_000)]
     for cells in range(1, MAX_CELLS + 1):
         of = [sum(Cell(number, cells).has(name) for name in names) for number in range(cells)]
         assert sum(of) == len(names), cells

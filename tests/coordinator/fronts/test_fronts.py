@@ -98,7 +98,7 @@ class Town:
     @asynccontextmanager
     async def front(self, **changes: Any) -> AsyncIterator[str]:
         config = replace(self.config, open=True, **changes)
-        async with front_of(config, SystemClock(), lambda: self.door, NodeKey(FRONTS_SEED)) as app:
+        async with front_of(config, SystemClock(), [lambda: self.door], NodeKey(FRONTS_SEED)) as app:
             server = TestServer(app)
             await server.start_server()
             url = str(server.make_url("/")).rstrip("/")

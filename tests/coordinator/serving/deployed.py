@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import msgspec
 
-from coordinator.app import assemble
+from coordinator.assembly import assemble
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.rounds.run import Base, Run, RunPoint
 from coordinator.domain.serving import ServedFiles

@@ -15,7 +15,8 @@ from aiohttp.test_utils import TestServer
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from coordinator.app import CoordinatorParts, build
+from coordinator.app import build
+from coordinator.assembly import CoordinatorParts
 from coordinator.config import Config
 from coordinator.domain.account import Principal, Role, Scope
 from coordinator.metrics import Metrics
