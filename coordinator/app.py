@@ -117,7 +117,7 @@ async def build(
             room=room if config.store is None else Room(config.data, artifacts.free),
             sponsor=sponsor,
             key=key,
-            among=None if beside is None or between is None else _among(beside, between),
+            among=None if beside is None or between is None else among_of(beside, between),
         )
         stack.push_async_callback(parts.desk.close)
         budgets = Budgets(store, clock)
@@ -141,7 +141,8 @@ async def _between(stack: AsyncExitStack, beside: CellWork, key: NodeKey, clock:
     return BetweenCells(beside.cell, beside.others.doors, BetweenSeal(key.seed), http, clock)
 
 
-def _among(beside: CellWork, between: BetweenCells) -> AmongCells:
+def among_of(beside: CellWork, between: BetweenCells) -> AmongCells:
+    """What a cell's coordinator has to do with the others, whom it asks by ``between``."""
     stay = frozenset[str]() if beside.own is None else frozenset({beside.own})
     return AmongCells(beside.cell, between, beside.others.states, beside.tell, stay)
 

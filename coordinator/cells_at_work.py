@@ -138,7 +138,6 @@ async def _carry(
     number = owner.cell.number
     while not stopping.is_set():
         if await _taken(owner, at_work.owners[0], processes):
-            processes.took(number)
             spare = asyncio.Event()
             try:
                 async with owner.kept() as lost, _watched(processes, number, spare):
@@ -152,12 +151,16 @@ async def _carry(
 
 async def _taken(owner: Ownership, first: Ownership, processes: Processes) -> bool:
     """Take a cell if it falls to this process. Those behind the first wait for that one, which brings the schema up to date."""
-    may = processes.may_take() and (owner is first or bool(first.is_compared and first.at_work))
-    try:
-        return await owner.take(may)
-    except StoreAwayError as error:
-        LOG.warning("the database does not answer: %s", error.cause)
-        return False
+    async with processes.one_at_a_time:
+        may = processes.may_take() and (owner is first or bool(first.is_compared and first.at_work))
+        try:
+            taken = await owner.take(may)
+        except StoreAwayError as error:
+            LOG.warning("the database does not answer: %s", error.cause)
+            return False
+        if taken:
+            processes.took(owner.cell.number)
+        return taken
 
 
 @asynccontextmanager

@@ -4,7 +4,7 @@ A row for each, whose ``beats`` grow; who has watched one stand still for ``STAL
 that must be right hangs on it: who carries a cell is said by that cell's own row (``store.ownership``).
 """
 
-import logging
+import asyncio
 import math
 import secrets
 from contextlib import suppress
@@ -21,7 +21,6 @@ from coordinator.store.ownership import BEAT_S, STALE_S
 SETTLE_S = 2.0  # Who has just come, or has just taken or given up a cell, is looked at again first.
 FORGET_S = 60.0
 
-LOG = logging.getLogger(__name__)
 
 _MAKE = """
 CREATE TABLE IF NOT EXISTS cottage_process (
@@ -34,7 +33,11 @@ ON CONFLICT (name) DO UPDATE SET beats = cottage_process.beats + 1, cells = excl
 
 
 class Processes:
-    """This process among those. ``held``: cells that it carries now."""
+    """This process among those.
+
+    Attributes:
+        held: cells that it carries now. ``one_at_a_time``: held while it takes one, so that it takes no more than its share.
+    """
 
     def __init__(self, engine: AsyncEngine, clock: Clock, cells: int) -> None:
         self._engine, self._clock, self._cells = engine, clock, cells
@@ -42,6 +45,7 @@ class Processes:
         self._seen: dict[str, tuple[int, int, float]] = {}  # Name -> beats, cells, and since when these are so.
         self._since = clock.now()
         self.held: set[int] = set()
+        self.one_at_a_time = asyncio.Lock()
 
     @classmethod
     async def open(cls, url: str, clock: Clock, cells: int) -> "Processes":

@@ -15,9 +15,11 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from common.clock import SystemClock
-from coordinator.app import add_interface
+from coordinator.app import add_interface, among_of
 from coordinator.assembly import CoordinatorParts, assemble
+from coordinator.cells_at_work import CellWork
 from coordinator.config import Config
+from coordinator.domain.cells import WHOLE
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
@@ -30,6 +32,8 @@ from coordinator.store.sql import SqlStore
 from coordinator.web.auth import Auth
 from coordinator.web.connections import Connections
 from coordinator.web.fronts.answering import FrontAnswers
+from coordinator.web.fronts.between import BetweenAnswers, BetweenCells, BetweenSeal
+from coordinator.web.fronts.misdirected import misdirected
 from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.monitoring.requests import measured
 from coordinator.web.signal import PATH, NodeSocket
@@ -71,7 +75,7 @@ from tests.coordinator.fakes import (
 from tests.support.databases import Postgres
 
 FRONTS_SEED = bytes(range(32))
-FRONTS = FrontSeal(FRONTS_SEED)
+FRONTS, BETWEEN = FrontSeal(FRONTS_SEED), BetweenSeal(FRONTS_SEED)
 TURN_S, TURNS_OF_A_BEAT = 0.02, 8
 BUSY_S = 240.0  # On a machine that others keep busy.
 
@@ -133,14 +137,17 @@ async def opened(
     key: NodeKey | None = None,
     signed_in: bool = False,
     ownership: Ownership | None = None,
+    beside: CellWork | None = None,
 ) -> AsyncIterator[House]:
     """Serve a coordinator whose database lies in ``config.data``; a second one continues the first one's work.
 
     ``rest``: with the REST interface and the pages too; ``signed_in``: which ask who somebody is.
-    ``over``: what stands between services and the database.
+    ``over``: what stands between services and the database. ``beside``: it carries a cell.
     """
     models = models or FakeModels()
-    store = over(await SqlStore.open(config.database, ownership))
+    store = over(await SqlStore.open(config.database, ownership, WHOLE if beside is None else beside.cell))
+    http = aiohttp.ClientSession()
+    between = None if beside is None else _between(beside, http)
     parts = assemble(
         config,
         SystemClock(),
@@ -152,10 +159,15 @@ async def opened(
         WALLET,
         deliveries=AllDelivered(store, SystemClock()),
         key=key,
+        among=None if beside is None or between is None else among_of(beside, between),
     )
+    parts = replace(parts, between=between)
     await parts.recover()
-    app = web.Application(middlewares=[measured(parts.context.metrics)] if ownership is not None else [])
-    NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience).setup(app)
+    outermost = [measured(parts.context.metrics), misdirected(FRONTS)]
+    app = web.Application(middlewares=outermost if ownership is not None else [])
+    NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience, FRONTS).setup(app)
+    if between is not None:
+        BetweenAnswers(BETWEEN, parts.context.cell, parts.nodes, parts.leases, parts.relays).setup(app)
     if rest:
         artifacts = DiskArtifacts(config.data / "artifacts")
         uploads = UploadService(config.data / "uploads", artifacts)
@@ -178,6 +190,11 @@ async def opened(
         await server.close()
         await parts.desk.close()
         await store.close()
+        await http.close()
+
+
+def _between(beside: CellWork, http: aiohttp.ClientSession) -> BetweenCells:
+    return BetweenCells(beside.cell, beside.others.doors, BETWEEN, http, SystemClock())
 
 
 @pytest.fixture

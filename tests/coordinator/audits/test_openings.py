@@ -57,7 +57,9 @@ async def test_what_an_audit_was_opened_with_is_named_whole(world: tuple[World, 
 
 async def test_an_audit_under_way_or_without_an_opening_shows_nothing(world: tuple[World, str]) -> None:
     made, job = world
-    openings = StepOpenings(cast(Context, SimpleNamespace(everywhere=made.records)), cast(ArtifactStore, FakeArtifacts()))
+    openings = StepOpenings(
+        cast(Context, SimpleNamespace(everywhere=made.records)), cast(ArtifactStore, FakeArtifacts())
+    )
     one = next(a for a in await read(made, Audit, job) if not a.canary)
     others = {
         "is not over yet": msgspec.structs.replace(one, id="1" * 32, state="replaying", version=0),

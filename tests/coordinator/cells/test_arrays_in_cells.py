@@ -4,7 +4,7 @@ from functools import partial
 
 import pytest
 
-from coordinator import app
+from coordinator import assembly
 from coordinator.domain.cells import STAY_S, Cell, CellState, awaits
 from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
@@ -30,8 +30,8 @@ class ArrayTown:
         for number in range(cells):
             cell = Cell(number, cells)
             with patch.context() as made:
-                made.setattr(app, "Context", partial(Context, cell=cell))
-                made.setattr(app, "Nodes", partial(Nodes, beside=TownBeside(cell, self._others)))
+                made.setattr(assembly, "Context", partial(Context, cell=cell))
+                made.setattr(assembly, "Nodes", partial(Nodes, beside=TownBeside(cell, self._others)))
                 made.setattr("tests.coordinator.arrays.arrayed.SimClock", lambda: self.clock)
                 world = ArrayWorld(CellMemory(whole, cell), seed=number)
             world.artifacts.kept[DATASET] = b"text"

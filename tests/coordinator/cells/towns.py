@@ -129,8 +129,8 @@ class CellBench(Bench):
     def __init__(self, town: "CellTown", cell: Cell, config: Config, patch: pytest.MonkeyPatch) -> None:
         self.town, self.cell = town, cell
         with patch.context() as made:
-            made.setattr(app, "Context", partial(Context, cell=cell))
-            made.setattr(app, "Nodes", partial(Nodes, beside=TownBeside(cell, town.others)))
+            made.setattr(assembly, "Context", partial(Context, cell=cell))
+            made.setattr(assembly, "Nodes", partial(Nodes, beside=TownBeside(cell, town.others)))
             super().__init__(config, town.stores[cell.number], clock=town.clock)
         parts = self.parts
         self.exchange = NodeExchange(

@@ -1,0 +1,266 @@
+"""Three coordinators of one PostgreSQL that carry the cells of a network: jobs, nodes and pages at any of them.
+
+They are as they are in processes of their own, with real HTTP and WebSockets between them; ledger and trainer are stand-ins.
+"""
+
+import asyncio
+import contextlib
+from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import aiohttp
+import msgspec
+import pytest
+
+from coordinator.cells_at_work import CellWork, serve_cells
+from coordinator.client.client import Client
+from coordinator.config import Config
+from coordinator.domain.audits.trust import Audit
+from coordinator.domain.cells import cell_of
+from coordinator.domain.job import Job, JobState
+from coordinator.domain.lease import Lease
+from coordinator.store.ports import col
+from coordinator.store.records import RoundRecord
+from coordinator.store.sql import SqlStore
+from coordinator.web.signal import PATH
+from protocol.identity import NodeKey
+from protocol.rest.api import NewJob
+from tests.coordinator.conftest import FRONTS_SEED, House, ScriptedNode, opened, until
+from tests.coordinator.fakes import BUDGET, WALLET, FakeChain, Peers, spec
+from tests.support.databases import Postgres, needs_postgres
+from tests.support.wait import HANGS_S
+
+pytestmark = needs_postgres
+
+CELLS = 3
+BACK_S = 0.3  # An agent comes back after about as long.
+
+
+@dataclass
+class Coordinator:
+    """One that runs. ``houses``: what it carries, by cell."""
+
+    task: asyncio.Task[None]
+    stopping: asyncio.Event
+    houses: dict[int, House] = field(default_factory=dict)
+    url: str = ""
+
+
+@dataclass
+class Town:
+    """The coordinators of a network. ``chain``: the ledger of all."""
+
+    config: Config
+    chain: FakeChain = field(default_factory=FakeChain)
+    coordinators: list[Coordinator] = field(default_factory=list)
+    peers: Peers = field(default_factory=Peers)
+
+    async def comes(self) -> Coordinator:
+        """One more."""
+        stopping = asyncio.Event()
+        houses: dict[int, House] = {}
+
+        async def work(work: CellWork) -> None:
+            config = replace(self.config, port=0)
+            async with opened(config, self.chain, rest=True, ownership=work.ownership, beside=work) as house:
+                houses[work.cell.number] = house
+                waiting = [asyncio.create_task(end.wait()) for end in work.ends]
+                try:
+                    await asyncio.wait([*waiting, *house.loops], return_when=asyncio.FIRST_COMPLETED)
+                    assert not any(loop.done() for loop in house.loops), [loop for loop in house.loops if loop.done()]
+                finally:
+                    for one in waiting:
+                        one.cancel()
+                    del houses[work.cell.number]
+
+        ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        task = asyncio.create_task(serve_cells(self.config, ready.set_result, stopping, work))
+        await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
+        self.coordinators.append(made := Coordinator(task, stopping, houses, await ready))
+        return made
+
+    def houses(self) -> dict[int, House]:
+        """Who carries each cell."""
+        self.shares()
+        return {number: house for one in self.coordinators for number, house in one.houses.items()}
+
+    def shares(self) -> list[int]:
+        """How many cells each carries."""
+        for one in self.coordinators:
+            assert not one.task.done(), one.task.exception()
+        return [len(one.houses) for one in self.coordinators]
+
+
+class WanderingNode(ScriptedNode):
+    """One that comes back whenever its connection ends, at any of the coordinators, as behind a load balancer."""
+
+    def __init__(self, town: Town, number: int) -> None:
+        super().__init__(cast(House, town), number)
+        self._town, self._turn = town, number
+        self.came = 0
+
+    async def run(self) -> None:
+        while True:
+            self._turn += 1
+            there = self._town.coordinators[self._turn % len(self._town.coordinators)]
+            with contextlib.suppress(aiohttp.ClientError, ConnectionError):
+                self.house = cast(House, _Place(there.url.rstrip("/") + PATH, self._town.peers))
+                await super().run()
+            self.came += 1
+            await asyncio.sleep(BACK_S)
+
+
+@dataclass
+class _Place:
+    url: str
+    peers: Peers
+
+
+@pytest.fixture
+async def town(config: Config, postgres: Postgres) -> AsyncIterator[Town]:
+    config.data.mkdir(parents=True, exist_ok=True)
+    NodeKey(FRONTS_SEED).save(config.data / "coordinator.key")
+    quick = replace(config, lease_seconds=3.0, heartbeat_seconds=0.3, spares=0, start_grace_seconds=3.0)
+    made = Town(replace(quick, database_url=postgres.url(), cells=CELLS, port=0, open=True))
+    made.chain.wallets[WALLET] = 100 * BUDGET
+    try:
+        yield made
+    finally:
+        for one in made.coordinators:
+            one.stopping.set()
+        await asyncio.wait_for(asyncio.gather(*(one.task for one in made.coordinators)), HANGS_S)
+
+
+@asynccontextmanager
+async def wandering(town: Town, count: int) -> AsyncIterator[list[WanderingNode]]:
+    made = [WanderingNode(town, number + 1) for number in range(count)]
+    tasks = [asyncio.create_task(node.run()) for node in made]
+    try:
+        yield made
+        assert not any(task.done() for task in tasks), [task for task in tasks if task.done()]
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def submitted(town: Town, at: int, rounds: int = 4) -> str:
+    """A funded job, handed in at a coordinator."""
+    document = msgspec.structs.replace(spec(1, 2, tokens=1024 * rounds), budget=BUDGET)
+    async with Client(town.coordinators[at].url) as client:
+        job = (await client.create_job(msgspec.to_builtins(NewJob(document).spec))).id
+        await client.fund(job)
+    return job
+
+
+async def rested(town: Town, jobs: list[str]) -> list[Job]:
+    """The jobs, once all have ended and their money is where it belongs."""
+    store = await SqlStore.open(town.config.database)
+
+    async def found() -> list[Job]:
+        async with store.transaction() as tx:
+            return await tx.find(Job, col(Job.id).in_(tuple(jobs)))
+
+    async def over() -> bool:
+        return all(
+            one.state in (JobState.SETTLED, JobState.FAILED, JobState.CANCELLED)
+            and one.paid + one.refunded == one.escrow
+            for one in await found()
+        )
+
+    try:
+        await until(over)
+        return await found()
+    finally:
+        await store.close()
+
+
+async def check(town: Town, jobs: list[Job]) -> None:
+    """Everything that cells must not change: rounds are done once, and money moves once."""
+    assert {job.state for job in jobs} == {JobState.SETTLED}, [(job.state, job.reason) for job in jobs]
+    assert town.peers.violations == []
+    assert set(Counter(town.chain.executed.values()).values()) == {1}, "nothing happened twice on the ledger"
+    for job in jobs:
+        account = town.chain.escrows[job.id]
+        assert sum(account.paid.values()) + account.refunded == account.deposited
+    store = await SqlStore.open(town.config.database)
+    async with store.transaction() as tx:
+        rounds = await tx.find(RoundRecord)
+        failed = [audit for audit in await tx.find(Audit) if audit.state == "failed"]
+        leases = await tx.find(Lease)
+    await store.close()
+    complete = Counter((one.job, one.number) for one in rounds if one.state == "complete")
+    assert set(complete.values()) == {1}
+    assert failed == []
+    together = [(lease.node, cell_of(lease.job, CELLS), lease.granted, lease.ended or float("inf")) for lease in leases]
+    for node, cell, began, over in together:
+        others = [one for one in together if one[0] == node and one[1] != cell]
+        assert not any(began < end and start < over for _, _, start, end in others), f"{node} was in two cells"
+
+
+async def settled(town: Town, *shares: int) -> None:
+    """So many cells are carried by each, in any order, and all of them reach all cells."""
+
+    async def ready() -> bool:
+        return sorted(town.shares()) == sorted(shares) and all([await _is_ready(one.url) for one in town.coordinators])
+
+    await until(ready)
+
+
+async def _is_ready(url: str) -> bool:
+    async with aiohttp.ClientSession() as http, http.get(f"{url}/readyz") as answer:
+        return answer.status == 200
+
+
+async def test_jobs_of_all_cells_are_done_by_nodes_that_come_in_anywhere(town: Town) -> None:
+    for _ in range(3):
+        await town.comes()
+    await settled(town, 1, 1, 1)
+    async with wandering(town, 10) as nodes:
+        await until(lambda: all(node.welcomes for node in nodes))
+        jobs = [await submitted(town, number % 3) for number in range(5)]
+        assert {cell_of(job, CELLS) for job in jobs} == {0, 1, 2}, "the load is spread"
+        await check(town, await rested(town, jobs))
+        for one in town.coordinators:
+            async with Client(one.url) as client:
+                assert {job.id for job in await client.jobs()} == set(jobs)
+                for job in jobs:
+                    assert (await client.get(job)).state == "settled"
+            async with aiohttp.ClientSession() as http, http.get(f"{one.url}/api/v1/network") as answer:
+                assert (await answer.json())["nodes_online"] == 10
+
+
+async def test_more_jobs_than_a_cell_has_nodes_for_get_those_of_others(town: Town) -> None:
+    """Jobs of one cell alone: nodes come to it, and it has no more than are there."""
+    for _ in range(2):
+        await town.comes()
+    await settled(town, 1, 2)
+    async with wandering(town, 6) as nodes:
+        await until(lambda: all(node.welcomes for node in nodes))
+        await until(lambda: sorted(len(one.parts.nodes.sessions()) for one in town.houses().values()) == [2, 2, 2])
+        house, jobs = town.houses()[1], []
+        for _ in range(3):
+            jobs.append((await house.parts.jobs.create(NewJob(spec(1, 2, tokens=6 * 1024)))).id)
+            await house.parts.jobs.fund(jobs[-1])
+        assert {cell_of(job, CELLS) for job in jobs} == {1}
+        await until(lambda: len(house.parts.nodes.sessions()) >= 5)
+        await check(town, await rested(town, jobs))
+
+
+async def test_cells_of_one_that_ends_go_on_elsewhere_and_who_comes_gets_a_share(town: Town) -> None:
+    await town.comes()
+    await settled(town, 3)
+    async with wandering(town, 9) as nodes:
+        await until(lambda: all(node.welcomes for node in nodes))
+        jobs = [await submitted(town, 0, rounds=20) for _ in range(4)]
+        await town.comes()
+        await settled(town, 1, 2)
+        leaving = town.coordinators[0]
+        leaving.stopping.set()
+        await asyncio.wait_for(leaving.task, HANGS_S)
+        town.coordinators.remove(leaving)
+        await settled(town, 3)
+        await check(town, await rested(town, jobs))
