@@ -281,11 +281,7 @@ def assemble(
     key: NodeKey | None = None,
     among: AmongCells | None = None,
 ) -> CoordinatorParts:
-    """Wire the services; nothing runs yet.
-
-    Args:
-        key: by which the coordinator proves to nodes who it is. ``among``: other cells, where there are any.
-    """
+    """Wire the services; nothing runs yet. ``key``: by which it proves to nodes who it is; ``among``: other cells."""
     context = Context(config, clock, NoticingStore(store), entropy, cell=WHOLE if among is None else among.cell)
     leases = Leases(context)
     desk = JobDesk(context, leases)
@@ -299,7 +295,7 @@ def assemble(
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
     referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
     draw_blocks = DrawBlocks(context, desk, drawing, runs, chain)
-    logs = JobLogs(context)
+    logs, checkpoints = JobLogs(context), Checkpoints(context, artifacts, models)
     deliveries = deliveries or Deliveries(store, clock)
     doors = ArtifactAccess(context, nodes, deliveries, room, open_arrays)
     returns = Returns(desk, leases, nodes, doors, runs.advance)
@@ -311,13 +307,11 @@ def assemble(
     open_arrays.attend(desk)
     keepers = None if key is None else RecordKeepers(context, desk, leases, nodes, RecordsSeal(key.seed))
     upkeep = Maintenance(context, desk, leases, conversation, runs, rounds.funding, models, returns, keepers)
-    checkpoints = Checkpoints(context, artifacts, models)
     unpaid = Unpaid(context, desk, runs, rounds.funding, artifacts, artifacts.total if room is not None else _endless)
     asked = (context, desk, nodes, links, runs, rounds.funding, chain, models, artifacts, checkpoints)
     jobs = JobService(*asked, coordinator, test_wallet, conversation.traffic, unpaid, rounds.homes)
-    relay_assignment = RelayAssignment(context, leases, nodes, relays, links)
     network = NetworkService(context, nodes, leases, chain, relays, coordinator, test_wallet is not None)
-    days = MachineDays(context, nodes)
+    days, patience = MachineDays(context, nodes), Patience(clock, context.metrics)
     market = MarketService(context, nodes, leases, links, relays, chain, coordinator, days)
     books = BookService(context, chain, nodes, leases, coordinator, promises)
     buckets = OutputBuckets(context, artifacts, checkpoints, OutsideBuckets(clock, config.webhook_networks))
@@ -326,7 +320,7 @@ def assemble(
     work = (context, desk, leases, nodes, runs, conversation, settlement, rounds.funding, rounds.lanes)
     found = (draw_blocks, referee, BondedDisputes(context, desk, chain, drawing), Canaries(context, desk, forger))
     shown = (upkeep, jobs, network, market, books, outputs)
-    told = (*_notices(context, outside), relays, relay_assignment, Patience(clock, context.metrics))
+    told = (*_notices(context, outside), relays, RelayAssignment(context, leases, nodes, relays, links), patience)
     money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
     files = (doors, keeping := Keeping(context, artifacts, checkpoints.folders), unpaid)
     forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)

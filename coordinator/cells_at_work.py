@@ -9,8 +9,9 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -22,14 +23,16 @@ from common.urls import url_of
 from coordinator import standby
 from coordinator.config import Config
 from coordinator.domain.cells import Cell, CellState
-from coordinator.errors import StoreAwayError
+from coordinator.errors import StoreAwayError, StoreError
 from coordinator.front import front_of
 from coordinator.store.ownership import Ownership
 from coordinator.store.processes import Processes
 from coordinator.web.connections import IDLE_S, Connections, listen
+from ledger.errors import LedgerError
 from protocol.identity import NodeKey
 
 LOOK_S = 0.5
+AWAY_S = 2.0  # Until a cell is tried again that could not be carried.
 
 LOG = logging.getLogger(__name__)
 
@@ -87,6 +90,7 @@ async def serve_cells(config: Config, ready: Callable[[str], None], stopping: as
         work: be the coordinator of a cell.
     Raises:
         StoreError: the database cannot be used, or others carry it in other cells, with another key or other files.
+        LedgerError: the ledger cannot be used.
         KeyFileError: the coordinator's key cannot be read.
     """
     make_folder(config.data)
@@ -96,14 +100,15 @@ async def serve_cells(config: Config, ready: Callable[[str], None], stopping: as
         processes = await Processes.open(config.database, clock, config.cells)
         stack.push_async_callback(processes.close)
         await stack.enter_async_context(_front(config, clock, at_work, key, ready))
-        async with asyncio.TaskGroup() as group:
-            beating = group.create_task(processes.run(), name="processes")
-            carrying = [
-                group.create_task(_carry(owner, at_work, processes, stopping, work), name=f"cell {owner.cell.number}")
-                for owner in at_work.owners
-            ]
-            await asyncio.wait(carrying, return_when=asyncio.FIRST_EXCEPTION)
-            beating.cancel()
+        try:
+            async with asyncio.TaskGroup() as group:
+                beating = group.create_task(processes.run(), name="processes")
+                carry = partial(_carry, at_work=at_work, processes=processes, stopping=stopping, work=work)
+                carrying = [group.create_task(carry(one), name=f"cell {one.cell.number}") for one in at_work.owners]
+                await asyncio.wait(carrying, return_when=asyncio.FIRST_EXCEPTION)
+                beating.cancel()
+        except ExceptionGroup as faults:  # What one cell refuses, all of them do: it is said once, in its own words.
+            raise faults.exceptions[0] from faults
 
 
 @asynccontextmanager
@@ -137,16 +142,30 @@ async def _carry(
     """For ever: carry a cell whenever it falls to this process, and as long as it does."""
     number = owner.cell.number
     while not stopping.is_set():
+        pause = LOOK_S
         if await _taken(owner, at_work.owners[0], processes):
             spare = asyncio.Event()
             try:
                 async with owner.kept() as lost, _watched(processes, number, spare):
                     LOG.info("this coordinator carries cell %d of %d", number + 1, owner.cell.of)
                     await work(CellWork(owner, at_work, (stopping, lost, spare)))
+            except (StoreAwayError, StoreError, LedgerError) as error:
+                has_served = any(one.has_served for one in at_work.owners)
+                if not has_served and not isinstance(error, StoreAwayError):
+                    raise
+                # What it has worked with is away for a while. Were it to end, so would its other cells, and whoever comes next.
+                said = error.cause if isinstance(error, StoreAwayError) else error
+                LOG.error("cell %d of %d cannot be carried now: %s", number + 1, owner.cell.of, said)
+                pause = AWAY_S
             finally:
                 processes.gave(number)
-        await asyncio.wait({stop := asyncio.ensure_future(stopping.wait())}, timeout=LOOK_S)
-        stop.cancel()
+        await _unless(stopping, pause)
+
+
+async def _unless(stopping: asyncio.Event, seconds: float) -> None:
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stopping.wait()
 
 
 async def _taken(owner: Ownership, first: Ownership, processes: Processes) -> bool:

@@ -68,7 +68,8 @@ class _Noticing:
 
     @property
     def everywhere(self) -> Transaction:
-        return _Noticing(self.inner.everywhere, self._tell)
+        every = self.inner.everywhere
+        return self if every is self.inner else _Noticing(every, self._tell)
 
     async def get(self, kind: type[R], *key: Scalar) -> R:
         return await self.inner.get(kind, *key)

@@ -104,6 +104,7 @@ class Ownership:
         at_work: the base address of the coordinator that is at work, as last seen while waiting; empty: none serves.
         state: what the owner tells of itself (``tell``), as last seen.
         is_compared: one at work has been seen that this one may take over from.
+        has_served: this one has been at work, and has served.
     """
 
     def __init__(self, engine: AsyncEngine, clock: Clock, address: str, files: str, cell: Cell = WHOLE) -> None:
@@ -120,7 +121,7 @@ class Ownership:
         self.fence = 0
         self.at_work = ""
         self.state = ""
-        self.is_compared = False
+        self.is_compared = self.has_served = False
 
     @classmethod
     async def open(cls, url: str, clock: Clock, address: str, files: str, cell: Cell = WHOLE) -> "Ownership":
@@ -188,7 +189,7 @@ class Ownership:
         Args:
             url: its base address. ``anywhere``: it listens on all addresses; it is told by that one which the database sees.
         """
-        port = parse_url(url).port
+        port, self.has_served = parse_url(url).port, True
         self._door = f"{self.fence} {f'http://*:{port}' if anywhere else url}"
         self.at_work = f"http://127.0.0.1:{port}" if anywhere else url
 

@@ -8,7 +8,7 @@ from typing import Any, cast
 import msgspec
 
 from common.clock import Clock
-from coordinator.assembly import CoordinatorParts, assemble
+from coordinator.assembly import AmongCells, CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.domain.job import Job, JobState
 from coordinator.services.artifacts.artifacts import ArtifactStore
@@ -54,6 +54,7 @@ class Bench:
         models: object | None = None,
         clock: Clock | None = None,
         generator: Generator | None = None,
+        among: AmongCells | None = None,
     ) -> None:
         self.fake = FakeChain()
         self.clock: Any = clock or SimClock()
@@ -71,6 +72,7 @@ class Bench:
             wallet,
             generator=generator,
             deliveries=AllDelivered(self.store, self.clock),
+            among=among,
         )
         self.store = self.parts.context.store  # What a test changes is noticed, as what the coordinator does is.
 

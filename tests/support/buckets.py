@@ -96,11 +96,17 @@ class BucketServer:
 
     @asynccontextmanager
     async def store(
-        self, address: BucketAddress, folder: Path, cached: int = 1 << 30, room: int = 1 << 40, tries: int = 3
+        self,
+        address: BucketAddress,
+        folder: Path,
+        cached: int = 1 << 30,
+        room: int = 1 << 40,
+        tries: int = 3,
+        alone: bool = True,
     ) -> AsyncIterator[BucketArtifacts]:
         """A coordinator's store over it; a second one in the same ``folder`` is the first one restarted."""
         async with self.open(address, tries) as bucket:
-            made = BucketArtifacts(bucket, FileCache(folder / "cache", cached), folder / "unfinished", room)
+            made = BucketArtifacts(bucket, FileCache(folder / "cache", cached), folder / "unfinished", room, alone)
             await made.begin(OWNER)
             yield made
 

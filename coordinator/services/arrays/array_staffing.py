@@ -2,7 +2,7 @@
 which needs several at once (``services.network.claims``). Arrays of other cells count as others do; nodes that are free there are
 wished for, and come if nobody there has a use for them (``services.network.cell_nodes``)."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from coordinator.domain.arrays.apart import block_of
 from coordinator.domain.arrays.board import ElementSeat
@@ -116,14 +116,11 @@ class ArrayStaffing:
         free = affordable(free, work.job.quote.rate)
         self._wants[work.job.id] = (self._useful(work, array), held)
         if array.board.left() == 0:
-            claims.wish(work.job.id, ())
             return
-        short = self._wants[work.job.id][0] > held + len(free)
-        there = self._nodes.elsewhere.free() if short else ()
-        far = [one for one in there if self._runs(one, spec) and one.node not in claimed]
-        far = affordable(far, work.job.quote.rate)
-        share = self._share(work.job.id, len(free) + len(far))
-        claims.wish(work.job.id, [one.node for one in far[: max(0, share - held - len(free))]])
+        there = len(free)
+        if self._wants[work.job.id][0] > held + there:
+            there += self._wish(work, claimed, held + there)
+        share = self._share(work.job.id, there)
         every = {**self._elsewhere, **self._wants}
         others_wait = any(wants > has for job, (wants, has) in every.items() if job != work.job.id)
         self._give_back(work, array, held - share if others_wait else 0)
@@ -137,6 +134,17 @@ class ArrayStaffing:
         if board.running() == 0 and board.waiting():
             return min(MAX_REPLICAS, len(work.leases) + board.left())
         return min(MAX_REPLICAS, board.left() + sum(bool(board.of_lease(one)) for one in work.leases))
+
+    def _wish(self, work: UnitOfWork, claimed: Collection[str], here: int) -> int:
+        """Wish for free nodes of other cells beside so many that are here; returns how many there are, or are on their way."""
+        job, spec, elsewhere = work.job.id, array_of(work), self._nodes.elsewhere
+        free = [one for one in elsewhere.free() if self._runs(one, spec) and one.node not in claimed]
+        far = [one.node for one in affordable(free, work.job.quote.rate)]
+        known = {*far, *elsewhere.all()}
+        coming = [x for x in self._nodes.claims.wished(job) if x not in known and self._nodes.session(x) is None]
+        more = self._share(job, len(far) + len(coming) + here - len(work.leases)) - here - len(coming)
+        self._nodes.claims.wish(job, far[: max(0, more)])
+        return len(far) + len(coming)
 
     def _share(self, job: str, free: int) -> int:
         every = {**self._elsewhere, **self._wants}

@@ -84,9 +84,8 @@ class AuditSampling:
         assert work.run is not None
         config = self._context.config
         if self._context.cell.of > 1:
-            work.record(
-                SharesMayBeDue()
-            )  # What is open in other cells is noted while the round is drawn from these standings.
+            # What is open in other cells is noted while the round is drawn from these standings.
+            work.record(SharesMayBeDue())
         able = sorted((c for c in commits if c.drawable), key=lambda c: (c.replica, c.stage))
         watched = {commit.lease for commit in able if await self._is_watched(work, record, commit)}
         standings = await credit.standings_of(work, commits, watched) if able else {}

@@ -18,6 +18,7 @@ from coordinator.services.core.leases import Leases
 CLAIM_S = 5.0  # Between two plans with what others hold: they cost as much as those with free nodes.
 LAPSE_S = 30.0
 SEEKING_S = 10.0  # Since a job last looked for what others could spare, which it does with each look at it.
+WAY_S = 5.0  # A node on its way from another cell is in neither: for so long it is waited for all the same.
 LOOKERS = 2  # Owners in a job, so that each one's work is looked at by another.
 
 
@@ -46,8 +47,10 @@ class Claims:
         self._clock, self._standing_by, self._beside = clock, standing_by, beside
         self._spare: dict[str, frozenset[str]] = {}
         self._claimed: dict[str, tuple[frozenset[str], float]] = {}
+        self._far: dict[str, frozenset[str]] = {}  # Nodes of each claim that were in other cells when it was made.
+        self._missed: dict[str, float] = {}  # Since when some of those were not seen there.
         self._seeking: dict[str, float] = {}
-        self._wished: dict[str, frozenset[str]] = {}
+        self._wished: dict[str, dict[str, float]] = {}  # By arrays, and when.
         self._of_others: dict[str, frozenset[str]] = {}
 
     def lends(self, array: str, nodes: Collection[str] | None) -> None:
@@ -88,13 +91,20 @@ class Claims:
     def claim(self, job: str, nodes: Collection[str]) -> None:
         """A job waits for these; none: for no longer."""
         self._claimed[job] = (frozenset(nodes), self._clock.now())
+        self._far[job] = self._beside().intersection(nodes)
+        self._missed.pop(job, None)
 
     def renew(self, job: str, there: Collection[str]) -> bool:
-        """Go on waiting for the same nodes, if all of them are ``there``; whether they are."""
+        """Go on waiting for the same nodes, if all of them are ``there``, or were let go for it just now; whether they are."""
         known, _ = self._claimed.get(job, (frozenset[str](), 0.0))
-        if not known or not known <= set(there):
+        if not known:
             return False
-        self.claim(job, known)
+        now, missing = self._clock.now(), known.difference(there)
+        if missing and (missing - self._far.get(job, frozenset()) or now - self._missed.setdefault(job, now) >= WAY_S):
+            return False
+        if not missing:
+            self._missed.pop(job, None)
+        self._claimed[job] = (known, now)
         return True
 
     def claimed(self, but: str = "") -> frozenset[str]:
@@ -105,24 +115,33 @@ class Claims:
         """All nodes that jobs wait for which are not ``theirs``."""
         now = self._clock.now()
         self._claimed = {job: one for job, one in self._claimed.items() if now - one[1] < LAPSE_S}
+        self._far = {job: nodes for job, nodes in self._far.items() if job in self._claimed}
+        self._missed = {job: at for job, at in self._missed.items() if job in self._claimed}
         self._seeking = {job: at for job, at in self._seeking.items() if now - at < SEEKING_S}
         claims = (*((job, nodes) for job, (nodes, _) in self._claimed.items()), *self._of_others.items())
         return frozenset(node for job, nodes in claims if not theirs(job) for node in nodes)
 
     def drop(self, job: str) -> None:
         """A job waits for nothing any more."""
-        self._claimed.pop(job, None)
-        self._seeking.pop(job, None)
+        for known in (self._claimed, self._far, self._missed, self._seeking):
+            known.pop(job, None)
 
     # --- other cells ------------------------------------------------------------------------------------------------------
 
     def wish(self, array: str, nodes: Collection[str]) -> None:
         """Nodes of other cells that nobody has, and that an array here could use."""
-        self._wished[array] = frozenset(nodes)
+        now = self._clock.now()
+        lately = {node: at for node, at in self._wished.get(array, {}).items() if now - at < WAY_S}
+        self._wished[array] = lately | dict.fromkeys(nodes, now)
+
+    def wished(self, array: str) -> frozenset[str]:
+        """Those that it has wished for lately: they are here by now, or elsewhere, or on their way."""
+        now = self._clock.now()
+        return frozenset(node for node, at in self._wished.get(array, {}).items() if now - at < WAY_S)
 
     def wishes(self) -> frozenset[str]:
         """All of them that no job waits for."""
-        return frozenset(node for nodes in self._wished.values() for node in nodes) - self.claimed()
+        return frozenset(node for array in self._wished for node in self.wished(array)) - self.claimed()
 
     def away(self, here: Container[str]) -> dict[str, frozenset[str]]:
         """Of each job that looks for nodes which it lacks, those that it waits for and that are not ``here``; some has none."""
@@ -134,7 +153,7 @@ class Claims:
         """How many nodes are lacked: those that are waited or wished for, and one for each job that finds no plan with any."""
         away = self.away(here)
         lost = sum(job not in self._claimed or not self._claimed[job][0] for job in away)
-        return lost + len(frozenset().union(*away.values())) + len(self.wishes())
+        return lost + len(frozenset().union(*away.values())) + sum(node not in here for node in self.wishes())
 
     def hear(self, others: Mapping[str, Collection[str]]) -> None:
         """Let jobs of other cells wait for nodes of this one, from now on those alone, as far as none comes first."""

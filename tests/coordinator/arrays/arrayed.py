@@ -12,7 +12,7 @@ from typing import cast
 
 import msgspec
 
-from coordinator.assembly import CoordinatorParts, assemble
+from coordinator.assembly import AmongCells, CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.domain.arrays.votes import ElementCourse
 from coordinator.domain.job import Job
@@ -253,14 +253,20 @@ class ArrayWorld:
     """Nodes and a coordinator that may die. ``seed``: of all lots."""
 
     def __init__(
-        self, store: Store | None = None, seed: int = 0, config: Config = CONFIG, artifacts: ArtifactStore | None = None
+        self,
+        store: Store | None = None,
+        seed: int = 0,
+        config: Config = CONFIG,
+        artifacts: ArtifactStore | None = None,
+        among: AmongCells | None = None,
+        clock: SimClock | None = None,
     ) -> None:
-        self.clock = SimClock()
+        self.clock = clock or SimClock()
         self.store = store or MemoryStore()
         self.chain = FakeChain()
         self.artifacts = MemoryArtifacts() if artifacts is None else cast(MemoryArtifacts, artifacts)
         self.nodes: list[ElementNode] = []
-        self._config = config
+        self._config, self._among = config, among
         self._drawn = seed << 32
         self.parts = self._assemble()
 
@@ -276,6 +282,7 @@ class ArrayWorld:
             WALLET,
             self._entropy,
             deliveries=AllDelivered(self.store, self.clock),
+            among=self._among,
         )
 
     def _entropy(self, size: int) -> bytes:

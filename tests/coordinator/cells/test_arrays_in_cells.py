@@ -4,11 +4,9 @@ from functools import partial
 
 import pytest
 
-from coordinator import assembly
-from coordinator.domain.cells import STAY_S, Cell, CellState, awaits
-from coordinator.services.core.context import Context
+from coordinator.assembly import AmongCells
+from coordinator.domain.cells import STAY_S, Cell, CellState, awaits, place
 from coordinator.services.core.leases import Leases
-from coordinator.services.network.cell_nodes import NodeExchange
 from coordinator.services.network.nodes import Nodes
 from coordinator.store.memory import MemoryStore
 from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, truth
@@ -22,26 +20,17 @@ TURNS = 40  # Of half a second each.
 class ArrayTown:
     """Worlds that are cells of one network."""
 
-    def __init__(self, patch: pytest.MonkeyPatch, cells: int = 2) -> None:
+    def __init__(self, cells: int = 2) -> None:
         whole, self.clock = MemoryStore(), SimClock()
         self.states: dict[int, CellState] = {}
         self.worlds: list[ArrayWorld] = []
-        self.exchanges: list[NodeExchange] = []
         for number in range(cells):
             cell = Cell(number, cells)
-            with patch.context() as made:
-                made.setattr(assembly, "Context", partial(Context, cell=cell))
-                made.setattr(assembly, "Nodes", partial(Nodes, beside=TownBeside(cell, self._others)))
-                made.setattr("tests.coordinator.arrays.arrayed.SimClock", lambda: self.clock)
-                world = ArrayWorld(CellMemory(whole, cell), seed=number)
+            tell = partial(self.states.__setitem__, number)
+            among = AmongCells(cell, TownBeside(cell, self._others), lambda: dict(self.states), tell)
+            world = ArrayWorld(CellMemory(whole, cell), seed=number, among=among, clock=self.clock)
             world.artifacts.kept[DATASET] = b"text"
             self.worlds.append(world)
-            parts, staffing = world.parts, world.parts.runs.arrays.staffing
-            tell = partial(self.states.__setitem__, number)
-            made_exchange = NodeExchange(
-                parts.context, parts.nodes, parts.leases, staffing, tell, lambda: dict(self.states)
-            )
-            self.exchanges.append(made_exchange)
 
     def _others(self, cell: Cell) -> list[tuple[Nodes, Leases]]:
         return [(one.parts.nodes, one.parts.leases) for at, one in enumerate(self.worlds) if at != cell.number]
@@ -53,14 +42,14 @@ class ArrayTown:
                     self._lead(node, at)
                 await world.turn(0.0)
                 if turn % 2:
-                    self.exchanges[at].turn()
+                    assert world.parts.exchange is not None
+                    world.parts.exchange.turn()
             self.clock.t += 0.5
 
     def _lead(self, node: ElementNode, at: int) -> None:
         every = {number: self.states.get(number, CellState()) for number in range(len(self.worlds))}
         to = awaits(every, node.node)
-        if to is None:
-            to = min(every, key=lambda number: (every[number].idle - every[number].wanted, number))
+        to = place(every, every) if to is None else to
         self.worlds[at].nodes.remove(node)
         self.worlds[to].nodes.append(node)
         node.world = self.worlds[to]
@@ -70,8 +59,8 @@ class ArrayTown:
 
 
 @pytest.fixture
-def town(monkeypatch: pytest.MonkeyPatch) -> ArrayTown:
-    return ArrayTown(monkeypatch)
+def town() -> ArrayTown:
+    return ArrayTown()
 
 
 async def test_an_array_has_all_nodes_that_it_can_use_wherever_they_were(town: ArrayTown) -> None:

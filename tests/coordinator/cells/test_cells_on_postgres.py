@@ -38,8 +38,8 @@ async def stores(postgres: Postgres) -> AsyncIterator[list[SqlStore]]:
 
 
 @pytest.fixture
-def town(monkeypatch: pytest.MonkeyPatch, stores: list[SqlStore]) -> CellTown:
-    return CellTown(monkeypatch, cells=ALL, stores=stores)
+def town(stores: list[SqlStore]) -> CellTown:
+    return CellTown(cells=ALL, stores=stores)
 
 
 async def test_a_job_gets_nodes_of_other_cells_and_a_ban_elsewhere_takes_one_away(town: CellTown) -> None:

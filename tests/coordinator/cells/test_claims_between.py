@@ -1,6 +1,6 @@
 """Claims of nodes that are in other cells: what is told of them, what others' claims do here, and who goes first."""
 
-from coordinator.services.network.claims import CLAIM_S, LAPSE_S, SEEKING_S, Claims
+from coordinator.services.network.claims import CLAIM_S, LAPSE_S, SEEKING_S, WAY_S, Claims
 from tests.sim.world import SimClock
 
 
@@ -41,6 +41,37 @@ def test_a_job_that_looks_no_longer_is_forgotten_and_its_claim_lapses() -> None:
     assert far.claims.claimed() == {"1"}
     far.clock.t += LAPSE_S
     assert far.claims.claimed() == set()
+
+
+def test_a_node_on_its_way_from_another_cell_is_waited_for_a_while_though_it_is_in_neither() -> None:
+    far = Far()
+    far.nodes = frozenset({"1", "2"})
+    far.claims.is_due("a")
+    far.claims.claim("a", {"1", "mine"})
+    far.nodes = frozenset({"2"})
+    far.clock.t += CLAIM_S
+    assert far.claims.renew("a", {"2", "mine"})
+    assert far.claims.away({"mine"}) == {"a": {"1"}}, "so it is led here when it comes"
+    assert not far.claims.renew("a", {"2"}), "of those that were here nobody is on a way"
+    far.clock.t += WAY_S - 0.1
+    assert far.claims.renew("a", {"2", "mine"})
+    far.clock.t += 0.1
+    assert not far.claims.renew("a", {"2", "mine"}), "it is lost"
+    assert far.claims.renew("a", {"1", "mine"}), "or has come"
+    far.clock.t += 1.0
+    assert far.claims.renew("a", {"mine"}), "and may be on its way anew"
+
+
+def test_what_arrays_wish_for_is_told_until_it_can_have_come() -> None:
+    far = Far()
+    far.claims.wish("array", {"1", "2"})
+    far.clock.t += WAY_S - 0.1
+    far.claims.wish("array", {"2"})
+    assert far.claims.wishes() == {"1", "2"}
+    far.clock.t += 0.1
+    assert far.claims.wished("array") == {"2"}
+    assert far.claims.wanted(()) == 1
+    assert far.claims.wanted({"2"}) == 0, "it is here"
 
 
 def test_what_arrays_wish_for_yields_to_what_jobs_wait_for() -> None:

@@ -24,8 +24,8 @@ ROOT = OrderedBy(Principal(LOCAL_ACCOUNT, frozenset(Scope), "root"), "session", 
 
 
 @pytest.fixture
-def town(monkeypatch: pytest.MonkeyPatch) -> CellTown:
-    return CellTown(monkeypatch)
+def town() -> CellTown:
+    return CellTown()
 
 
 def cells_of(nodes: list[TownNode]) -> list[int | None]:
@@ -130,11 +130,9 @@ async def test_nodes_at_work_stay_and_a_node_that_is_to_go_gets_no_seat_in_betwe
 # --- auditors ---------------------------------------------------------------------------------------------------------------
 
 
-async def test_auditors_of_the_operator_are_shared_and_one_stays_beside_its_coordinator(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_auditors_of_the_operator_are_shared_and_one_stays_beside_its_coordinator() -> None:
     own = frozenset(NodeKey(number.to_bytes(32, "big")).address for number in (1, 2, 3))
-    town = CellTown(monkeypatch, config=replace(CONFIG, auditors=own))
+    town = CellTown(config=replace(CONFIG, auditors=own))
     await town.come(3, 0, auditor=True)
     town.benches[0].exchange._stay = {town.nodes[0].node}
     await town.turns(int(STAY_S) + 20)
@@ -142,17 +140,17 @@ async def test_auditors_of_the_operator_are_shared_and_one_stays_beside_its_coor
     assert town.nodes[0].moves == [0]
 
 
-async def test_the_only_auditor_goes_where_looks_wait_and_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_only_auditor_goes_where_looks_wait_and_comes_back() -> None:
     own = frozenset({NodeKey((1).to_bytes(32, "big")).address})
-    town = CellTown(monkeypatch, cells=2, config=replace(CONFIG, auditors=own))
+    town = CellTown(cells=2, config=replace(CONFIG, auditors=own))
     [auditor] = await town.come(1, 0, auditor=True)
     await town.turns(int(STAY_S) + 5)
     assert auditor.moves == [0]
     for cell in (1, 0):
-        town.benches[cell].waiting_looks = 3
+        town.benches[cell].exchange._looks = lambda: 3
         await town.turns(int(STAY_S) + 5)
         assert auditor.cell == cell, "a front leads it there, since that cell has none"
-        town.benches[cell].waiting_looks = 0
+        town.benches[cell].exchange._looks = lambda: 0
 
 
 # --- what one cell decides --------------------------------------------------------------------------------------------------
@@ -289,8 +287,8 @@ def store() -> Store:
     return MemoryStore()
 
 
-async def test_nothing_of_this_is_done_where_there_is_one_cell(monkeypatch: pytest.MonkeyPatch, store: Store) -> None:
-    town = CellTown(monkeypatch, cells=1, stores=[store])
+async def test_nothing_of_this_is_done_where_there_is_one_cell(store: Store) -> None:
+    town = CellTown(cells=1, stores=[store])
     nodes = await town.come(3, 0)
     parts = town.benches[0].parts
     [welcome] = [message for message in nodes[0].sent if isinstance(message, Welcome)]

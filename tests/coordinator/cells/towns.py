@@ -1,18 +1,16 @@
 """Several cells in one thread: a coordinator each over one store, on one clock, and nodes that are led as fronts lead them."""
 
-from collections import Counter, deque
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import msgspec
-import pytest
 
-from coordinator import assembly
+from coordinator.assembly import AmongCells
 from coordinator.config import Config
-from coordinator.domain.cells import Cell, CellState, awaits
-from coordinator.services.core.context import Context
+from coordinator.domain.cells import Cell, CellState, awaits, place, watch
 from coordinator.services.core.leases import Leases
 from coordinator.services.network.cell_nodes import NodeExchange, told
 from coordinator.services.network.far_nodes import FarNode
@@ -124,40 +122,24 @@ class TownBeside:
 
 
 class CellBench(Bench):
-    """The coordinator of one cell, and its exchange with the others."""
+    """The coordinator of one cell."""
 
-    def __init__(self, town: "CellTown", cell: Cell, config: Config, patch: pytest.MonkeyPatch) -> None:
-        self.town, self.cell = town, cell
-        with patch.context() as made:
-            made.setattr(assembly, "Context", partial(Context, cell=cell))
-            made.setattr(assembly, "Nodes", partial(Nodes, beside=TownBeside(cell, town.others)))
-            super().__init__(config, town.stores[cell.number], clock=town.clock)
-        parts = self.parts
-        self.exchange = NodeExchange(
-            parts.context,
-            parts.nodes,
-            parts.leases,
-            parts.runs.arrays.staffing,
-            lambda state: town.tell(cell.number, state),
-            lambda: town.heard,
-            self.looks,
-        )
-        self.waiting_looks = 0
+    def __init__(self, town: "CellTown", cell: Cell, config: Config) -> None:
+        self.cell = cell
+        beside = TownBeside(cell, town.others)
+        among = AmongCells(cell, beside, lambda: town.heard, partial(town.tell, cell.number))
+        super().__init__(config, town.stores[cell.number], clock=town.clock, among=None if cell.of == 1 else among)
 
-    def looks(self) -> int:
-        return self.waiting_looks
+    @property
+    def exchange(self) -> NodeExchange:
+        assert self.parts.exchange is not None
+        return self.parts.exchange
 
 
 class CellTown:
     """``stores``: of each cell, which may be one. ``heard``: what cells told a turn ago."""
 
-    def __init__(
-        self,
-        patch: pytest.MonkeyPatch,
-        cells: int = 3,
-        config: Config = CONFIG,
-        stores: Sequence[Store] = (),
-    ) -> None:
+    def __init__(self, cells: int = 3, config: Config = CONFIG, stores: Sequence[Store] = ()) -> None:
         self.clock = SimClock()
         whole = MemoryStore()
         self.stores = stores or [CellMemory(whole, Cell(number, cells)) for number in range(cells)]
@@ -167,7 +149,7 @@ class CellTown:
         self.nodes: list[TownNode] = []
         self.benches: list[CellBench] = []
         for number in range(cells):
-            self.benches.append(CellBench(self, Cell(number, cells), config, patch))
+            self.benches.append(CellBench(self, Cell(number, cells), config))
 
     def others(self, cell: Cell) -> list[tuple[Nodes, Leases]]:
         return [(one.parts.nodes, one.parts.leases) for one in self.benches if one.cell != cell]
@@ -206,18 +188,15 @@ class CellTown:
             return held[0]
         every = {bench.cell.number: self.heard.get(bench.cell.number, CellState()) for bench in self.benches}
         if node.fields.get("auditor"):
-            return min(every, key=lambda number: (every[number].auditors, number))
+            return watch(every, every)
         if (cell := awaits(every, node.node)) is not None:
             return cell
         while self.led and self.led[0][0] < self.clock.t - TOLD_S:
             self.led.popleft()
-        led = Counter(cell for _, cell in self.led)
-
-        def lacks(number: int) -> tuple[int, int, int]:
-            state = every[number]
-            return state.idle + led[number] - state.wanted, state.nodes + led[number], number
-
-        self.led.append((self.clock.t, chosen := min(every, key=lacks)))
+        for _, cell in self.led:
+            state = every[cell]
+            every[cell] = msgspec.structs.replace(state, idle=state.idle + 1, nodes=state.nodes + 1)
+        self.led.append((self.clock.t, chosen := place(every, every)))
         return chosen
 
     async def turn(self) -> None:
@@ -230,8 +209,9 @@ class CellTown:
         for bench in self.benches:
             await bench.parts.upkeep.tick()
             await bench.parts.lanes.drain()
-            bench.exchange.turn()
-            await bench.exchange.follow()
+            if bench.parts.exchange is not None:
+                bench.exchange.turn()
+                await bench.exchange.follow()
         self.clock.t += 1.0
         for node in self.nodes:
             if node.cell is None and node.away_until <= self.clock.t and not node.refused:
