@@ -25,6 +25,7 @@ from coordinator.config import Config
 from coordinator.domain.cells import Cell, CellState
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.front import front_of
+from coordinator.store.owner_rows import OwnerRows
 from coordinator.store.ownership import Ownership
 from coordinator.store.processes import Processes
 from coordinator.web.connections import IDLE_S, Connections, listen
@@ -96,7 +97,9 @@ async def serve_cells(config: Config, ready: Callable[[str], None], stopping: as
     make_folder(config.data)
     clock, key = SystemClock(), NodeKey.load_or_generate(config.data / "coordinator.key")
     async with AsyncExitStack() as stack:
-        at_work = CellsAtWork([await stack.enter_async_context(_owner(config, clock, n)) for n in range(config.cells)])
+        cells = [Cell(number, config.cells) for number in range(config.cells)]
+        rows = OwnerRows(config.database, clock, cells, LOOK_S / 2)
+        at_work = CellsAtWork([await stack.enter_async_context(_owner(config, clock, one, rows)) for one in cells])
         processes = await Processes.open(config.database, clock, config.cells)
         stack.push_async_callback(processes.close)
         await stack.enter_async_context(_front(config, clock, at_work, key, ready))
@@ -112,8 +115,8 @@ async def serve_cells(config: Config, ready: Callable[[str], None], stopping: as
 
 
 @asynccontextmanager
-async def _owner(config: Config, clock: Clock, number: int) -> AsyncIterator[Ownership]:
-    async with standby.ownership_of(config, clock, Cell(number, config.cells)) as ownership:
+async def _owner(config: Config, clock: Clock, cell: Cell, rows: OwnerRows) -> AsyncIterator[Ownership]:
+    async with standby.ownership_of(config, clock, cell, rows) as ownership:
         assert ownership is not None
         yield ownership
 

@@ -18,6 +18,7 @@ from coordinator.config import Config
 from coordinator.domain.cells import WHOLE, Cell
 from coordinator.errors import StoreAwayError
 from coordinator.front import front_of
+from coordinator.store.owner_rows import OwnerRows
 from coordinator.store.ownership import Ownership
 from coordinator.web.connections import IDLE_S, Connections, listen
 from protocol.identity import NodeKey
@@ -29,8 +30,12 @@ LOG = logging.getLogger(__name__)
 
 
 @asynccontextmanager
-async def ownership_of(config: Config, clock: Clock, cell: Cell = WHOLE) -> AsyncIterator[Ownership | None]:
+async def ownership_of(
+    config: Config, clock: Clock, cell: Cell = WHOLE, rows: OwnerRows | None = None
+) -> AsyncIterator[Ownership | None]:
     """A coordinator's place on its database, or its place for a cell; None on SQLite, which no other machine reaches.
+
+    ``rows``: as ``Ownership.open`` has them.
 
     Raises:
         StoreError: the database cannot be used.
@@ -41,7 +46,7 @@ async def ownership_of(config: Config, clock: Clock, cell: Cell = WHOLE) -> Asyn
         return
     make_folder(config.data)
     address = NodeKey.load_or_generate(config.data / "coordinator.key").address
-    ownership = await Ownership.open(config.database, clock, address, _files(config), cell)
+    ownership = await Ownership.open(config.database, clock, address, _files(config), cell, rows)
     try:
         yield ownership
     finally:

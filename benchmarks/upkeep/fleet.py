@@ -1,299 +1,129 @@
-"""How many homes one coordinator carries: real WebSockets, a key for each home, the protocol's own messages, SQLite on a disk.
+"""How many homes coordinators carry: real WebSockets, a key for each home, the protocol's own messages, SQLite on a disk.
 
     python -m benchmarks.upkeep.fleet [--homes 50,200] [--share 0.4] [--seconds 40] [--postgres] [--fronts 2] [--readers 8]
+    python -m benchmarks.upkeep.fleet --postgres --cells 3 [--homes 1000] [--share 0] [--beat 10] [--kill]
 
 A coordinator is a process of its own; all homes are another one. With ``--postgres`` it works with a PostgreSQL of this run's
-own; with ``--fronts`` so many others stand by beside it, and all homes and readers come to those. Homes come all at once. Then so
-many of them idle, and the others (``--share``) work in jobs of 2 stages x 2 replicas, whose rounds take some seconds: they report
-progress once a second, and commit, open, audit, apply as real ones do. Workers, ledger and artifacts are stand-ins; what the
-coordinator decides, stores and says is not. Figures are of the last seconds, after all jobs have begun:
+own; with ``--fronts`` so many others stand by beside it, and all homes and readers come to those. With ``--cells`` as many
+processes carry a cell each, and homes and readers come in at all of them. Homes come all at once, and come back as agents do when
+their connection ends. Then so many of them idle, and the others (``--share``) work in jobs of 2 stages x 2 replicas, whose rounds
+take some seconds: they report progress once a second, and commit, open, audit, apply as real ones do. Workers, ledger and
+artifacts are stand-ins; what coordinators decide, store and say is not. Figures are of the last seconds, with all jobs begun:
 
-* ``welcomed``: seconds until everybody was let in. ``core``: share of one core that the coordinator took.
-* ``empty_core``: the same before anybody came. ``resting_core``: with everybody there, and no job.
+* ``welcomed``: seconds until everybody was let in. ``core``: share of one core that those took which carry jobs, and of several
+  each (``core_1`` ..). ``fronts``, ``database``, ``homes``: those of fronts, of PostgreSQL, of this process; ``others``: of the
+  rest of the machine.
+* ``empty_core``: the same as ``core`` before anybody came. ``resting_core``: with everybody there, and no job.
 * ``kilobytes_a_home``, ``rows_a_home``: of memory, when all jobs had begun, and in the database, before there was one.
-* ``stored`` and ``progress``: reports a second. ``beats``: heartbeats a second.
-* ``pages``: read a second, by ``--readers`` who read one after the other. ``fronts``: share of one core that all of them took.
+* ``stored`` and ``progress``: reports a second. ``beats``: heartbeats a second. ``let_go``: nodes that went to another cell since
+  the beginning. ``cuts``: connections that ended meanwhile.
+* ``pages``: read a second, by ``--readers`` who read one after the other.
 * ``beat``, ``ack``, ``page``, ``command``: milliseconds until a heartbeat was answered, a stored report acknowledged, a page
   there, a job shared or no longer; of all but one in a hundred.
+* ``lost``, ``back``: with ``--kill``, homes whose connection ended when one process was killed, and seconds until all were back.
 
 The first row is the peer: the size that one process was meant for before this was measured. Writes build/bench/fleet.json.
 """
 
 import argparse
 import asyncio
-import multiprocessing
-import resource
 import statistics
-import tempfile
 import time
-from collections import Counter, defaultdict
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
-from multiprocessing.connection import Connection
-from pathlib import Path
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
 import msgspec
 import psutil
-from aiohttp import web
 from rich.console import Console
 from rich.table import Table
 from sqlalchemy import func, select
 from sqlalchemy.ext.asyncio import create_async_engine
 
 from benchmarks.common import publish
-from common.clock import SystemClock
+from benchmarks.upkeep._coordinators import Town, TownOptions, allow_files, coordinators
+from benchmarks.upkeep._homes import Fleet, Home
 from coordinator.client.client import Client
-from coordinator.config import Config
-from coordinator.front import front_of
 from coordinator.store.kept_sums import metadata
-from coordinator.store.ownership import Ownership
-from coordinator.web.connections import listen
-from coordinator.web.signal import PATH
-from protocol.codec import decode
-from protocol.identity import NodeKey
-from protocol.node import Acknowledged, Beat, Challenge, CoordinatorMessage, Heartbeat, HeldLease, Refused, Report
 from protocol.rest.api import NewJob
-from protocol.task import Progress, TaskReport
-from tests.coordinator.conftest import FRONTS_SEED, ScriptedNode, opened
-from tests.coordinator.fake_task import FakeTask
-from tests.coordinator.fakes import FakeChain, Peers, spec
-from tests.support.databases import Postgres
+from tests.coordinator.fakes import spec
 
 STAGES, REPLICAS = 2, 2
-TICK_S = 1.0  # A home at work says where it is, and does what has become possible.
 RESTING_S = 10.0  # In which nothing happens, to see what that takes.
+BEGIN_S = 10.0  # After all jobs have begun.
 PAGE_EVERY_S = 0.25
 COMMAND_EVERY_S = 1.0
 PAGES = ("/", "/network", "/api/v1/network", "/api/v1/jobs")
 ROUNDS = 1_000
 BUDGET = 3_000_000  # The wallet that pays for all of them has a thousand tokens.
-FILES = 65_536
 START_S = 300.0
+LOOK_S = 0.1
 
 
-@dataclass
-class Fleet:
-    """What all homes share: the coordinator's address, what their workers say to each other, and what was measured."""
+class Cores:
+    """Shares of a core that have been taken since this was made."""
 
-    url: str
-    http: aiohttp.ClientSession
-    doors: list[str] = field(default_factory=list)
-    peers: Peers = field(default_factory=Peers)
-    counts: Counter[str] = field(default_factory=Counter)
-    waits: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    refused: int = 0
+    def __init__(self, town: Town) -> None:
+        """From now on."""
+        self._town = town
+        self._began, self._before = time.perf_counter(), self._spent()
 
-    def measure_anew(self) -> None:
-        """Forget what was counted."""
-        self.counts.clear()
-        self.waits.clear()
+    def figures(self) -> dict[str, float]:
+        """Until now."""
+        passed, now = time.perf_counter() - self._began, self._spent()
+        return {name: (now[name] - before) / passed for name, before in self._before.items()}
 
-
-class Home(ScriptedNode):
-    """A node that says as much as an agent does, as often."""
-
-    def __init__(self, fleet: Fleet, number: int) -> None:
-        """Not yet connected."""
-        super().__init__(fleet, number)  # type: ignore[arg-type]  # It asks for address and peers alone.
-        self._fleet = fleet
-        self._door = fleet.doors[number % len(fleet.doors)] + PATH
-        self._beat_sent = 0.0
-        self._next = 0.0
-        self._sent: dict[tuple[str, int], float] = {}
-        self._step = 0
-        self._let_in = asyncio.Event()
-
-    async def run(self) -> None:
-        """Connect and obey, until cancelled or closed."""
-        async with self._fleet.http.ws_connect(self._door, max_msg_size=0) as socket:
-            self._socket = socket
-            await self.send(self.hello(decode(await socket.receive_bytes(), Challenge)))
-            async with asyncio.TaskGroup() as group:
-                living = group.create_task(self._live())
-                async for frame in socket:
-                    message: CoordinatorMessage = decode(frame.data, CoordinatorMessage)
-                    self._time(message)
-                    await self._obey(message)
-                    if self.welcomes:
-                        self._let_in.set()
-                living.cancel()
-
-    def _time(self, message: CoordinatorMessage) -> None:
-        now = time.perf_counter()
-        match message:
-            case Beat(next_seconds=seconds):
-                self._fleet.waits["beat"].append(now - self._beat_sent)
-                self._next = now + seconds
-            case Acknowledged(lease=lease, seq=seq):
-                for key in [key for key in self._sent if key[0] == lease and key[1] <= seq]:
-                    self._fleet.waits["ack"].append(now - self._sent.pop(key))
-            case Refused():
-                self._fleet.refused += 1
-            case _:
-                pass
-
-    async def _live(self) -> None:
-        await self._let_in.wait()
-        await asyncio.sleep(TICK_S * (int(self.key.address[-1], 36) / 36))  # Nobody starts on the stroke of the clock.
-        while True:
-            now = time.perf_counter()
-            if now >= self._next:
-                self._beat_sent, self._next = now, now + self.welcomes[-1].heartbeat_seconds
-                self._fleet.counts["beats"] += 1
-                await self.send(Heartbeat(tuple(HeldLease(lease, self.fences[lease]) for lease in self.tasks)))
-            for lease, task in list(self.tasks.items()):
-                if task.assign.stage is not None:
-                    self._step += 1
-                    await self._say(lease, [self._progress(task), *task.work()])
-            await asyncio.sleep(TICK_S)
-
-    def _progress(self, task: FakeTask) -> Progress:
-        plan, begun = task.assign.plan, task.begun
-        epoch, number = (plan.epoch, 0) if begun is None else (begun.plan.epoch, begun.round)
-        return Progress(epoch, number, self._step, 1024, 5.0)
-
-    @property
-    def works(self) -> bool:
-        """Whether it has a seat, and is no spare."""
-        return any(task.assign.stage is not None for task in self.tasks.values())
-
-    async def _say(self, lease: str, bodies: list[TaskReport]) -> None:
-        await super()._say(lease, bodies)
-        for body in bodies:
-            self._fleet.counts["progress" if isinstance(body, Progress) else "stored"] += 1
-
-    async def send(self, message: Any) -> None:
-        """Send it, and note when, where it is acknowledged."""
-        if isinstance(message, Report) and message.seq:
-            self._sent.setdefault((message.lease, message.seq), time.perf_counter())
-        await super().send(message)
+    def _spent(self) -> dict[str, float]:
+        """Seconds of a core."""
+        workers = [_cpu(one.process) for one in self._town.workers]
+        spent = {"core": sum(workers), "fronts": sum(_cpu(one.process) for one in self._town.fronts)}
+        if len(workers) > 1:
+            spent |= {f"core_{number + 1}": each for number, each in enumerate(workers)}
+        if (server := self._town.server) is not None:
+            spent["database"] = sum(map(_cpu, server.children())) + sum(server.cpu_times()[:4])
+        spent["homes"] = time.process_time()
+        known = sum(spent.get(name, 0.0) for name in ("core", "fronts", "database", "homes"))
+        machine = psutil.cpu_times()
+        spent["others"] = sum(machine) - machine.idle - machine.iowait - machine.guest - machine.guest_nice - known
+        return spent
 
 
-def serve(folder: str, database: str | None, pipe: Connection) -> None:
-    """The coordinator's process: says its address, and ends when it is told to."""
-    _allow_files()
-
-    async def run() -> None:
-        config = replace(_config(folder), database_url=database)
-        ownership = None if database is None else await Ownership.open(database, SystemClock(), "key", "files")
-        if ownership is not None:
-            assert await ownership.take(), "nobody else knows this database"
-        async with opened(config, FakeChain(), rest=True, ownership=ownership) as house:
-            pipe.send(house.url.removesuffix(PATH))
-            await asyncio.to_thread(pipe.recv)
-
-    asyncio.run(run())
-
-
-def stand_by(folder: str, database: str, door: str, pipe: Connection) -> None:
-    """A front's process, likewise."""
-    _allow_files()
-
-    async def run() -> None:
-        config = replace(_config(folder), database_url=database, open=True)
-        async with front_of(config, SystemClock(), lambda: door, NodeKey(FRONTS_SEED)) as app:
-            runner = web.AppRunner(app)
-            await runner.setup()
-            await listen(runner, "127.0.0.1", 0)
-            pipe.send(f"http://127.0.0.1:{runner.addresses[0][1]}")
-            await asyncio.to_thread(pipe.recv)
-            await runner.cleanup()
-
-    asyncio.run(run())
-
-
-def _config(folder: str) -> Config:
-    return Config(data=Path(folder), ledger_url="http://ledger.test", validations=2)
-
-
-def _allow_files() -> None:
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (min(FILES, most), most))
-
-
-@dataclass(frozen=True)
-class Town:
-    """Processes that run: where the one at work serves, and where everybody comes in; and its database."""
-
-    work: str
-    database: str
-    doors: list[str]
-    worker: psutil.Process
-    fronts: list[psutil.Process]
-
-
-@asynccontextmanager
-async def _process(target: Any, *given: Any) -> AsyncIterator[tuple[str, psutil.Process]]:
-    spawning = multiprocessing.get_context("spawn")
-    ours, theirs = spawning.Pipe()
-    process = spawning.Process(target=target, args=(*given, theirs))
-    process.start()
-    try:
-        yield await asyncio.to_thread(ours.recv), psutil.Process(process.pid)
-    finally:
-        ours.send(None)
-        await asyncio.to_thread(process.join, 30)
-        process.kill()
-
-
-@asynccontextmanager
-async def coordinators(postgres: bool, fronts: int) -> AsyncIterator[Town]:
-    """One at work, and those beside it."""
-    async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory())
-        database = None
-        if postgres:
-            server = Postgres()
-            stack.callback(server.remove)
-            server.start()
-            database = server.url()
-        work, worker = await stack.enter_async_context(_process(serve, folder, database))
-        beside = [await stack.enter_async_context(_process(stand_by, folder, database, work)) for _ in range(fronts)]
-        database = database or _config(folder).database
-        yield Town(work, database, [url for url, _ in beside] or [work], worker, [one for _, one in beside])
+def _cpu(process: psutil.Process) -> float:
+    with suppress(psutil.NoSuchProcess):
+        return float(sum(process.cpu_times()[:2]))
+    return 0.0
 
 
 async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, float]:
     """One size of fleet."""
+    asked = TownOptions(options.postgres, options.fronts, options.cells, options.beat)
     async with (
-        coordinators(options.postgres, options.fronts) as town,
-        aiohttp.ClientSession(connector=_unbounded()) as http,
+        coordinators(asked) as town,
+        aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
-        empty, empty_core, rows = town.worker.memory_info().rss, await _resting(town), await _rows(town.database)
-        fleet = Fleet(town.work, http, town.doors)
+        empty, empty_core, rows = _memory(town), await _resting(town), await _rows(town.database)
+        fleet = Fleet(town.doors, http)
         made = [Home(fleet, number + 1) for number in range(homes)]
         began = time.perf_counter()
         running = [asyncio.create_task(home.run()) for home in made]
         try:
-            await _until(lambda: all(home.welcomes or home.refused for home in made), running)
-            welcomed = time.perf_counter() - began
-            resting, grown = await _resting(town), await _rows(town.database) - rows
-            job = await _submitted(town.doors[0], jobs)
-            await _until(lambda: sum(home.works for home in made) >= jobs * STAGES * REPLICAS, running)
-            await asyncio.sleep(10.0)
-            fleet.measure_anew()
-            before, since = [_cpu([town.worker]), _cpu(town.fronts)], time.perf_counter()
-            readers = [_pages(fleet, reader, options.seconds) for reader in range(options.readers)]
-            await asyncio.gather(*readers, _commands(fleet, job, options.seconds))
-            passed = time.perf_counter() - since
+            await _until(lambda: all(home.here for home in made), running)
             figures = {
-                "welcomed": welcomed,
-                "refused": float(fleet.refused),
-                "at_work": float(sum(home.works for home in made)),
+                "welcomed": time.perf_counter() - began,
                 "empty_core": empty_core,
-                "resting_core": resting,
-                "rows_a_home": grown / homes,
-                "core": (_cpu([town.worker]) - before[0]) / passed,
-                "fronts": (_cpu(town.fronts) - before[1]) / passed,
-                "kilobytes_a_home": (town.worker.memory_info().rss - empty) / 1000 / homes,
+                "refused": fleet.counts["refused"],
             }
-            figures |= {name: fleet.counts[name] / passed for name in ("beats", "stored", "progress", "pages")}
-            waits = {name: fleet.waits[name] for name in ("beat", "ack", "page", "command")}
-            figures |= {f"{name}_p50_ms": 1000 * statistics.median(found) for name, found in waits.items() if found}
-            figures |= {f"{name}_p99_ms": 1000 * _p99(found) for name, found in waits.items() if found}
+            figures["resting_core"] = await _resting(town)
+            figures["rows_a_home"] = (await _rows(town.database) - rows) / homes
+            job = await _submitted(town, jobs)
+            await _until(lambda: sum(home.works for home in made) >= jobs * STAGES * REPLICAS, running)
+            await asyncio.sleep(BEGIN_S)
+            figures |= await _measured(town, fleet, job, options)
+            figures["at_work"] = sum(home.works for home in made)
+            figures["kilobytes_a_home"] = (_memory(town) - empty) / 1000 / homes
+            figures["let_go"] = sum([(await one.told()).let_go for one in town.workers])
+            if options.kill:
+                figures |= await _killed(town, fleet, made, running)
             return {name: round(value, 3) for name, value in figures.items()}
         finally:
             for task in running:
@@ -301,16 +131,46 @@ async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, f
             await asyncio.gather(*running, return_exceptions=True)
 
 
-def _cpu(processes: list[psutil.Process]) -> float:
-    """Seconds of a core that processes have taken."""
-    return sum(sum(one.cpu_times()[:2]) for one in processes)
+async def _measured(town: Town, fleet: Fleet, job: str, options: argparse.Namespace) -> dict[str, float]:
+    """What happens within the seconds that are asked for, while people read pages and send commands."""
+    fleet.measure_anew()
+    cores, since = Cores(town), time.perf_counter()
+    readers = [_pages(fleet, reader, options.seconds) for reader in range(options.readers)]
+    await asyncio.gather(*readers, _commands(fleet, job, options.seconds))
+    passed, figures = time.perf_counter() - since, cores.figures()
+    figures |= {name: fleet.counts[name] / passed for name in ("beats", "stored", "progress", "pages")}
+    figures["cuts"] = fleet.counts["cuts"]
+    waits = {name: fleet.waits[name] for name in ("beat", "ack", "page", "command")}
+    figures |= {f"{name}_p50_ms": 1000 * statistics.median(found) for name, found in waits.items() if found}
+    figures |= {f"{name}_p99_ms": 1000 * _p99(found) for name, found in waits.items() if found}
+    return figures
+
+
+async def _killed(town: Town, fleet: Fleet, homes: list[Home], running: list["asyncio.Task[None]"]) -> dict[str, float]:
+    """One process dies that carries jobs: how long it takes until all homes are connected to those that are left."""
+    fleet.measure_anew()
+    dying = town.workers.pop()
+    if dying.url in fleet.doors:
+        fleet.doors.remove(dying.url)
+    began = time.perf_counter()
+    dying.kill()
+    async with asyncio.timeout(START_S):
+        while await town.nodes() < len(homes) or not all(home.here for home in homes):
+            assert not any(task.done() for task in running)
+            await asyncio.sleep(LOOK_S)
+    return {"lost": fleet.counts["cuts"], "back": time.perf_counter() - began}
+
+
+def _memory(town: Town) -> int:
+    """Bytes of all that carry jobs or stand by."""
+    return sum(int(one.process.memory_info().rss) for one in (*town.workers, *town.fronts))
 
 
 async def _resting(town: Town) -> float:
-    """Share of a core that the one at work takes while nothing happens."""
-    before, since = _cpu([town.worker]), time.perf_counter()
+    """Share of a core that those take which carry jobs while nothing happens."""
+    cores = Cores(town)
     await asyncio.sleep(RESTING_S)
-    return (_cpu([town.worker]) - before) / (time.perf_counter() - since)
+    return cores.figures()["core"]
 
 
 async def _rows(database: str) -> int:
@@ -326,10 +186,6 @@ async def _rows(database: str) -> int:
         await engine.dispose()
 
 
-def _unbounded() -> aiohttp.TCPConnector:
-    return aiohttp.TCPConnector(limit=0)
-
-
 async def _until(condition: Any, running: list["asyncio.Task[None]"]) -> None:
     async with asyncio.timeout(START_S):
         while not condition():
@@ -338,14 +194,15 @@ async def _until(condition: Any, running: list["asyncio.Task[None]"]) -> None:
             await asyncio.sleep(0.1)
 
 
-async def _submitted(url: str, jobs: int) -> str:
-    """The first of them."""
+async def _submitted(town: Town, jobs: int) -> str:
+    """The first of them; where none is asked for, one that never begins."""
     document = spec(STAGES, REPLICAS, tokens=ROUNDS * 1024)
     document, made = msgspec.structs.replace(document, budget=BUDGET), []
-    async with Client(url) as client:
-        for _ in range(jobs):
+    for number in range(max(1, jobs)):
+        async with Client(town.doors[number % len(town.doors)]) as client:
             made.append((await client.create_job(msgspec.to_builtins(NewJob(document).spec))).id)
-            await client.fund(made[-1])
+            if number < jobs:
+                await client.fund(made[-1])
     return made[0]
 
 
@@ -381,16 +238,9 @@ def _p99(found: list[float]) -> float:
 
 def shown(rows: dict[str, dict[str, float]]) -> Table:
     """For people."""
-    rates = ("welcomed", "empty_core", "resting_core", "core", "fronts", "beats", "stored", "progress", "pages")
-    rates += ("kilobytes_a_home", "rows_a_home")
-    names = (*rates, "beat_p99_ms", "ack_p99_ms", "page_p99_ms", "command_p99_ms")
-    table = Table(title="one coordinator at work")
-    for name in ("homes (at work)", *names):
-        table.add_column(name, justify="right")
-    for name, found in rows.items():
-        table.add_row(
-            f"{name} ({found['at_work']:.0f})", *(f"{found[one]:.2f}" if one in found else "" for one in names)
-        )
+    table = Table("", *(f"{name} homes" for name in rows))
+    for name in max(rows.values(), key=len):
+        table.add_row(name, *(f"{found[name]:.2f}" if name in found else "" for found in rows.values()))
     return table
 
 
@@ -402,11 +252,18 @@ async def main() -> None:
     parser.add_argument("--seconds", type=float, default=40.0, help="that are measured; default: %(default)s")
     parser.add_argument("--postgres", action="store_true", help="instead of SQLite")
     parser.add_argument("--fronts", type=int, default=0, help="that stand by beside it; needs --postgres (%(default)s)")
+    parser.add_argument(
+        "--cells", type=int, default=1, help="carried by as many processes; needs --postgres (%(default)s)"
+    )
     parser.add_argument("--readers", type=int, default=1, help="of pages, at a time (%(default)s)")
+    parser.add_argument("--beat", type=float, default=2.0, help="seconds between a home's heartbeats (%(default)s)")
+    parser.add_argument("--kill", action="store_true", help="one process at the end; needs --cells")
     options = parser.parse_args()
-    if options.fronts and not options.postgres:
-        parser.error("--fronts stand by for PostgreSQL alone: add --postgres")
-    _allow_files()
+    if (options.fronts or options.cells > 1) and not options.postgres:
+        parser.error("several coordinators share PostgreSQL alone: add --postgres")
+    if options.kill and options.cells == 1:
+        parser.error("nobody would be left: add --cells")
+    allow_files()
     rows, console = {}, Console(stderr=True)
     for homes in map(int, options.homes.split(",")):
         jobs = int(homes * options.share) // (STAGES * REPLICAS)

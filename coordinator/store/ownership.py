@@ -23,7 +23,6 @@ import logging
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
 
 from sqlalchemy import TextClause, text
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
@@ -34,6 +33,8 @@ from common.urls import parse_url
 from coordinator.domain.cells import WHOLE, Cell
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.store.faults import UNUSABLE, answering, unusable
+from coordinator.store.owner_rows import OwnerRow, OwnerRows, table_of
+from coordinator.store.statement_line import StatementLine
 
 STALE_S = 3.0  # A process that computes for a second or two on end keeps its place.
 BEAT_S = 0.5
@@ -68,7 +69,6 @@ UPDATE {table} SET beats = beats + 1, state = :state, door = replace(CAST(:door 
     '127.0.0.1'))
 WHERE fence = :fence
 """
-_LOOK = "SELECT holder, fence, beats, address, files, door, cells, state FROM {table}"
 _CHECK = "SELECT fence FROM {table}"
 _LOCK = "LOCK TABLE {table} IN ACCESS EXCLUSIVE MODE"
 _FREE = "UPDATE {table} SET holder = '' WHERE fence = :fence"
@@ -83,18 +83,6 @@ WHERE fence = :fence AND beats = :beats
 """
 
 
-@dataclass(frozen=True)
-class _Seen:
-    holder: str
-    fence: int
-    beats: int
-    address: str
-    files: str
-    door: str
-    cells: int
-    state: str
-
-
 class Ownership:
     """This process and the database that it works with, or waits for; with several cells, its jobs of one.
 
@@ -107,14 +95,17 @@ class Ownership:
         has_served: this one has been at work, and has served.
     """
 
-    def __init__(self, engine: AsyncEngine, clock: Clock, address: str, files: str, cell: Cell = WHOLE) -> None:
+    def __init__(
+        self, engine: AsyncEngine, rows: OwnerRows, clock: Clock, address: str, files: str, cell: Cell = WHOLE
+    ) -> None:
         """``address``: of the coordinator's key; ``files``: where its artifacts lie. Both are the same for all of them."""
-        self._engine, self._clock, self._files = engine, clock, files
+        self._engine, self._rows, self._clock, self._files = engine, rows, clock, files
+        self._line = StatementLine(engine.url.render_as_string(hide_password=False))
         # A version that knows no cells finds another key at work, and takes over nothing.
         self._address = address if cell.of == 1 else f"{address}, in {cell.of} cells"
         self._holder = secrets.token_hex(8)
         self._table = table_of(cell)
-        self._seen: _Seen | None = None
+        self._seen: OwnerRow | None = None
         self._since = 0.0
         self._door = ""
         self.cell = cell
@@ -124,9 +115,13 @@ class Ownership:
         self.is_compared = self.has_served = False
 
     @classmethod
-    async def open(cls, url: str, clock: Clock, address: str, files: str, cell: Cell = WHOLE) -> "Ownership":
+    async def open(
+        cls, url: str, clock: Clock, address: str, files: str, cell: Cell = WHOLE, rows: OwnerRows | None = None
+    ) -> "Ownership":
         """Connect to PostgreSQL.
 
+        Args:
+            rows: where it is looked up who carries what, by all of this process; None: this one looks for itself.
         Raises:
             StoreError: that is not possible; the text says why, and what to do.
         """
@@ -142,7 +137,7 @@ class Ownership:
                 raise
         except UNUSABLE as error:
             raise unusable(url, error) from error
-        return cls(engine, clock, address, files, cell)
+        return cls(engine, rows or OwnerRows(url, clock, [cell]), clock, address, files, cell)
 
     @property
     def name(self) -> str:
@@ -159,11 +154,11 @@ class Ownership:
             StoreError: another coordinator is at work that this one cannot take over from: it has another key or other files.
         """
         try:
-            seen = await self._look()
+            seen = await self._rows.of(self.cell)
         except StoreAwayError:
             self._seen = None  # Who is the owner may not have reached it either.
             raise
-        self.at_work, self.state = _door_of(seen), seen.state if seen.holder else ""
+        self.at_work, self.state = seen.url, seen.state if seen.holder else ""
         now = self._clock.now()
         if seen.holder and seen != self._seen:
             if self._seen is not None:  # It lives.
@@ -212,9 +207,12 @@ class Ownership:
                 async with asyncio.timeout(FREE_S):
                     await self._execute(_FREE, fence=self.fence)
             self.at_work = self.state = ""
+            await self._line.close()
 
     async def close(self) -> None:
         """Close its connections."""
+        await self._line.close()
+        await self._rows.close()
         await self._engine.dispose()
 
     async def _beat(self, lost: asyncio.Event) -> None:
@@ -226,11 +224,7 @@ class Ownership:
                     return
             await self._clock.sleep(BEAT_S)
 
-    async def _look(self) -> _Seen:
-        async with answering(), self._engine.connect() as connection:
-            return _Seen(*(await connection.execute(self._said(_LOOK))).one())
-
-    async def _take(self, seen: _Seen) -> bool:
+    async def _take(self, seen: OwnerRow) -> bool:
         self._seen = None
         async with answering(), self._engine.begin() as connection:
             if seen.holder:
@@ -257,14 +251,13 @@ class Ownership:
 
     async def _execute(self, statement: str, **values: int | str) -> bool:
         """Whether it changed the row."""
-        async with answering(), self._engine.begin() as connection:
-            return bool((await connection.execute(self._said(statement), values)).rowcount)
+        return bool(await self._line.changed(statement.format(table=self._table), **values))
 
     def _said(self, statement: str) -> TextClause:
         """About the table of this cell."""
         return text(statement.format(table=self._table))
 
-    def _compare(self, seen: _Seen) -> None:
+    def _compare(self, seen: OwnerRow) -> None:
         if seen.cells != self.cell.of:
             raise StoreError(
                 f"the coordinator that works with this database carries jobs in {seen.cells} cells, and this one in "
@@ -283,11 +276,6 @@ class Ownership:
         self.is_compared = True
 
 
-def table_of(cell: Cell) -> str:
-    """The first one's is that of networks which are not parted."""
-    return f"cottage_owner_{cell.number}" if cell.number else "cottage_owner"
-
-
 async def _make(connection: AsyncConnection, table: str) -> None:
     await connection.execute(text(_MAKE.format(table=table)))
     there = set((await connection.execute(text(_COLUMNS.format(table=table)))).scalars())
@@ -295,12 +283,6 @@ async def _make(connection: AsyncConnection, table: str) -> None:
         if column not in there:  # Asked first: to alter waits for transactions.
             await connection.execute(text(_ADD.format(table=table, column=column, kind=kind)))
     await connection.execute(text(_FIRST.format(table=table)))
-
-
-def _door_of(seen: _Seen) -> str:
-    """Where the owner serves; empty: nobody does, or nobody has said so under this fence."""
-    fence, _, url = seen.door.partition(" ")
-    return url if seen.holder and fence == str(seen.fence) else ""
 
 
 def _name(holder: str) -> str:

@@ -10,13 +10,14 @@ import secrets
 from contextlib import suppress
 
 from sqlalchemy import text
-from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+from sqlalchemy.ext.asyncio import create_async_engine
 from sqlalchemy.pool import NullPool
 
 from common.clock import Clock
 from coordinator.errors import StoreAwayError
-from coordinator.store.faults import UNUSABLE, answering, unusable
+from coordinator.store.faults import UNUSABLE, unusable
 from coordinator.store.ownership import BEAT_S, STALE_S
+from coordinator.store.statement_line import StatementLine
 
 SETTLE_S = 2.0  # Who has just come, or has just taken or given up a cell, is looked at again first.
 FORGET_S = 60.0
@@ -27,9 +28,13 @@ CREATE TABLE IF NOT EXISTS cottage_process (
     name text PRIMARY KEY, beats bigint NOT NULL DEFAULT 0, cells integer NOT NULL DEFAULT 0)
 """
 _BEAT = """
-INSERT INTO cottage_process VALUES (:name, 1, :cells)
-ON CONFLICT (name) DO UPDATE SET beats = cottage_process.beats + 1, cells = excluded.cells
+WITH beat AS (
+    INSERT INTO cottage_process VALUES (:name, 1, :cells)
+    ON CONFLICT (name) DO UPDATE SET beats = cottage_process.beats + 1, cells = excluded.cells
+    RETURNING name, beats, cells)
+SELECT * FROM beat UNION ALL SELECT name, beats, cells FROM cottage_process WHERE name <> :name
 """
+_FORGET = "DELETE FROM cottage_process WHERE name = :name"
 
 
 class Processes:
@@ -39,8 +44,8 @@ class Processes:
         held: cells that it carries now. ``one_at_a_time``: held while it takes one, so that it takes no more than its share.
     """
 
-    def __init__(self, engine: AsyncEngine, clock: Clock, cells: int) -> None:
-        self._engine, self._clock, self._cells = engine, clock, cells
+    def __init__(self, line: StatementLine, clock: Clock, cells: int) -> None:
+        self._line, self._clock, self._cells = line, clock, cells
         self._name = secrets.token_hex(8)
         self._seen: dict[str, tuple[int, int, float]] = {}  # Name -> beats, cells, and since when these are so.
         self._since = clock.now()
@@ -60,12 +65,11 @@ class Processes:
                 async with engine.begin() as connection:
                     await connection.execute(text("SELECT pg_advisory_xact_lock(7073697)"))
                     await connection.execute(text(_MAKE))
-            except BaseException:
+            finally:
                 await engine.dispose()
-                raise
         except UNUSABLE as error:
             raise unusable(url, error) from error
-        return cls(engine, clock, cells)
+        return cls(StatementLine(url), clock, cells)
 
     async def run(self) -> None:
         """For ever: say that this one lives, and see who else does."""
@@ -76,16 +80,14 @@ class Processes:
 
     async def look(self) -> None:
         """Once."""
-        async with answering(), self._engine.begin() as connection:
-            await connection.execute(text(_BEAT), {"name": self._name, "cells": len(self.held)})
-            rows = (await connection.execute(text("SELECT name, beats, cells FROM cottage_process"))).all()
-            now = self._clock.now()
-            before, self._seen = self._seen, {}
-            for name, beats, cells in rows:
-                since = before[name][2] if name in before and before[name][0] == beats else now
-                self._seen[name] = beats, cells, since
-                if now - since > FORGET_S:
-                    await connection.execute(text("DELETE FROM cottage_process WHERE name = :name"), {"name": name})
+        rows = await self._line.rows(_BEAT, name=self._name, cells=len(self.held))
+        now = self._clock.now()
+        before, self._seen = self._seen, {}
+        for name, beats, cells in rows:
+            since = before[name][2] if name in before and before[name][0] == beats else now
+            self._seen[name] = beats, cells, since
+            if now - since > FORGET_S:
+                await self._line.changed(_FORGET, name=name)
 
     def may_take(self) -> bool:
         """Whether one more cell falls to this one."""
@@ -111,9 +113,8 @@ class Processes:
     async def close(self) -> None:
         """Say that this one has ended, and close the connections."""
         with suppress(StoreAwayError):
-            async with answering(), self._engine.begin() as connection:
-                await connection.execute(text("DELETE FROM cottage_process WHERE name = :name"), {"name": self._name})
-        await self._engine.dispose()
+            await self._line.changed(_FORGET, name=self._name)
+        await self._line.close()
 
     def _others(self) -> list[int]:
         """How many cells each other one carries that lives."""

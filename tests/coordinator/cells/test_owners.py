@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator, Callable
 from hashlib import sha256
 
 import pytest
-from sqlalchemy import text
 
 from coordinator.cells_at_work import CellsAtWork
 from coordinator.domain.cells import MAX_CELLS, WHOLE, Cell, CellState, cell_of, cell_of_token
@@ -193,5 +192,4 @@ async def test_who_has_ended_counts_no_more(town: Town) -> None:
     town.made.remove(two)
     await one.look()
     assert one.may_take()
-    async with one._engine.connect() as connection:
-        assert await connection.scalar(text("SELECT count(*) FROM cottage_process")) == 1
+    assert await one._line.rows("SELECT count(*) FROM cottage_process") == [(1,)]

@@ -1,0 +1,64 @@
+"""The rows of the database that say who carries each cell (``store.ownership``), as they are looked at."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from math import inf
+from typing import NamedTuple
+
+from common.clock import Clock
+from coordinator.domain.cells import Cell
+from coordinator.store.statement_line import StatementLine
+
+_LOOK = "SELECT {number}, holder, fence, beats, address, files, door, cells, state FROM {table}"
+
+
+class OwnerRow(NamedTuple):
+    """What is said of a cell's owner; ``holder``: empty where nobody carries it."""
+
+    holder: str
+    fence: int
+    beats: int
+    address: str
+    files: str
+    door: str
+    cells: int
+    state: str
+
+    @property
+    def url(self) -> str:
+        """Where the owner serves; empty: nobody does, or nobody has said so under this fence."""
+        fence, _, url = self.door.partition(" ")
+        return url if self.holder and fence == str(self.fence) else ""
+
+
+class OwnerRows:
+    """Those of some cells, read at once for everybody who looks within ``shared`` seconds."""
+
+    def __init__(self, url: str, clock: Clock, cells: Sequence[Cell], shared: float = 0.0) -> None:
+        self._line, self._clock, self._shared = StatementLine(url), clock, shared
+        self._statement = " UNION ALL ".join(_LOOK.format(number=one.number, table=table_of(one)) for one in cells)
+        self._turn = asyncio.Lock()
+        self._rows: Mapping[int, OwnerRow] = {}
+        self._read = -inf
+
+    async def of(self, cell: Cell) -> OwnerRow:
+        """As it is now, or was a moment ago.
+
+        Raises:
+            StoreAwayError: the database does not answer.
+        """
+        async with self._turn:
+            now = self._clock.now()
+            if now - self._read >= self._shared:
+                found = await self._line.rows(self._statement)
+                self._rows, self._read = {number: OwnerRow(*row) for number, *row in found}, now
+            return self._rows[cell.number]
+
+    async def close(self) -> None:
+        """Close the connection."""
+        await self._line.close()
+
+
+def table_of(cell: Cell) -> str:
+    """The first one's is that of networks which are not parted."""
+    return f"cottage_owner_{cell.number}" if cell.number else "cottage_owner"
