@@ -323,13 +323,18 @@ def assemble(
     told = (*_notices(context, outside), relays, RelayAssignment(context, leases, nodes, relays, links), patience)
     money = (StakeService(context, nodes, leases, chain, coordinator), WithdrawalService(context, sponsor))
     files = (doors, keeping := Keeping(context, artifacts, checkpoints.folders), unpaid)
-    forgetting = Forgetting(context, lambda node: nodes.session(node) is not None)
+    forgetting = Forgetting(context, partial(_is_here, nodes))
     evaluations = Evaluations(context, desk, checkpoints, task_runner)
     operation = OperatorService(context, leases, nodes, jobs, artifacts, keeping, conversation.traffic, rounds.homes)
     checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
     served = (rounds.homes, checks, proofs, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
     return CoordinatorParts(*parts, exchange=_exchange(context, nodes, leases, rounds, among))
+
+
+def _is_here(nodes: Nodes, node: str) -> bool:
+    """Whether a node is connected, here or to another cell."""
+    return nodes.session(node) is not None or nodes.elsewhere.get(node) is not None
 
 
 def _exchange(
