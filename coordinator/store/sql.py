@@ -2,8 +2,8 @@
 
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
 from copy import copy
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -60,6 +60,7 @@ MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
 FEW = 16  # Values of one condition that have a place each; a statement for each number of more would fill the memory.
 MANY = 16  # Changes that are worth a statement that is said once with all values: it goes through SQLAlchemy.
+_MIGRATES, _MIGRATED = text("SELECT pg_advisory_lock(7073699)"), text("SELECT pg_advisory_unlock(7073699)")
 _HOLD = text("SELECT pg_advisory_xact_lock(7073698)")
 MAX_STEADY = 16 << 10  # Characters of a value that is kept decoded: a document may have a megabyte.
 SYNCHRONOUS = "FULL"  # What was committed survives a power cut, for 7 ms of a commit.
@@ -334,8 +335,25 @@ def migrate(connection: Connection, to: str = "head") -> None:
     config = Config()
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = connection
-    command.upgrade(config, to)
-    connection.commit()
+    with _alone(connection):
+        command.upgrade(config, to)
+        connection.commit()
+
+
+@contextmanager
+def _alone(connection: Connection) -> Iterator[None]:
+    """Nobody else migrates meanwhile: several cells may be opened at a time, and Alembic is there once in a process."""
+    if connection.dialect.name != "postgresql":
+        yield
+        return
+    connection.execute(_MIGRATES)
+    connection.commit()  # The lock is the connection's, whatever its transactions come to.
+    try:
+        yield
+    finally:
+        connection.rollback()
+        connection.execute(_MIGRATED)
+        connection.commit()
 
 
 def _engine(url: str, ownership: Ownership | None, cell: Cell) -> AsyncEngine:

@@ -57,6 +57,16 @@ def ids(found: Sequence[Job]) -> list[str]:
     return [one.id for one in found]
 
 
+async def test_all_cells_are_opened_at_once_by_one_process(url: str) -> None:
+    """Two that fall to it at the same moment: what brings a schema up to date is there once in a process."""
+    for _ in range(3):
+        made = await asyncio.gather(*(SqlStore.open(url, None, Cell(number, 4)) for number in range(4)))
+        for store in made:
+            async with store.transaction() as tx:
+                assert await tx.find(Job) == []
+            await store.close()
+
+
 @pytest.mark.parametrize("newest", [False, True])
 async def test_a_cell_finds_its_jobs_alone_in_pages_too(stores: list[SqlStore], newest: bool) -> None:
     for number, store in enumerate(stores):
