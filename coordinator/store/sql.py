@@ -3,7 +3,7 @@
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager
 from copy import copy
 from functools import cache, lru_cache, partial
 from pathlib import Path
@@ -51,7 +51,7 @@ from coordinator.store.kept_connection import KeptConnection, cut_short, whole
 from coordinator.store.kept_sums import HALF_BITS, KEPT_SUMS, metadata
 from coordinator.store.kinds import KINDS, RecordKind, job_of
 from coordinator.store.ownership import Ownership
-from coordinator.store.ports import Column, Condition, Operator, Place, R, Scalar, Store, Transaction, fields_of
+from coordinator.store.ports import Column, Condition, Operator, Place, R, Scalar, Transaction, fields_of
 from coordinator.store.turns import Turns
 
 T = TypeVar("T")
@@ -100,11 +100,6 @@ class SqlStore:
             raise unusable(url, error) from error
         return cls(engine, ownership, cell)
 
-    @property
-    def whole(self) -> Store:
-        """The same with the jobs of every cell: for what is counted, shown or tidied up of all."""
-        return self if self._cell.of == 1 else _AllCells(self)
-
     @asynccontextmanager
     async def transaction(self) -> AsyncIterator[Transaction]:
         """Commit at the end, roll back if the body raises.
@@ -112,25 +107,19 @@ class SqlStore:
         Raises:
             StoreAwayError: the database does not answer. Where that was at the end, nobody knows whether it had committed.
         """
-        async with self.begin(self._cell) as transaction:
-            yield transaction
-
-    @asynccontextmanager
-    async def begin(self, found: Cell | None) -> AsyncIterator[Transaction]:
-        """A transaction that finds jobs of one cell; None: of all."""
         with tracing.span("transaction", db_system_name=self._engine.dialect.name):
-            async with self._transaction(found) as transaction:
+            async with self._transaction() as transaction:
                 yield transaction
 
     @asynccontextmanager
-    async def _transaction(self, found: Cell | None) -> AsyncIterator[Transaction]:
+    async def _transaction(self) -> AsyncIterator[Transaction]:
         with tracing.span("wait for the database"):
             await self._turns.take()
         away: StoreAwayError | None = None
         try:
             connection, ended = await self._kept.begun(), False
             try:
-                yield SqlTransaction(connection, self._do, self._kept.begins, found or WHOLE, self._cell.of > 1)
+                yield SqlTransaction(connection, self._do, self._kept.begins, self._cell, self._cell.of > 1)
                 async with answering():
                     await self._do(connection.commit())
                 ended = True
@@ -146,20 +135,6 @@ class SqlStore:
         """Close every connection."""
         await self._kept.close()
         await self._engine.dispose()
-
-
-class _AllCells:
-    """Implements ``ports.Store`` over the one of a cell, which closes it."""
-
-    def __init__(self, store: SqlStore) -> None:
-        self._store = store
-
-    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
-        """As the store has it."""
-        return self._store.begin(None)
-
-    async def close(self) -> None:
-        """Nothing of its own."""
 
 
 class SqlTransaction:

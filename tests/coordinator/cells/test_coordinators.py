@@ -214,7 +214,8 @@ async def check(town: Town, jobs: list[Job]) -> None:
     store = await SqlStore.open(town.config.database)
     async with store.transaction() as tx:
         rounds = await tx.find(RoundRecord)
-        failed = [audit for audit in await tx.find(Audit) if audit.state == "failed"]
+        # Whoever was away while its cell moved may be given up before it is back; that costs it nothing.
+        failed = [audit.blame for audit in await tx.find(Audit) if audit.state == "failed" and audit.blame != "gone"]
         leases = await tx.find(Lease)
     await store.close()
     complete = Counter((one.job, one.number) for one in rounds if one.state == "complete")

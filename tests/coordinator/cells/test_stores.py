@@ -105,8 +105,6 @@ async def test_whoever_needs_all_has_all(stores: list[SqlStore]) -> None:
         assert {event.job for event in await tx.find(EventRecord)} == set(every)
 
     for store in stores:
-        async with store.whole.transaction() as tx:
-            await has_all(tx)
         async with store.transaction() as tx:
             await has_all(tx.everywhere)
             assert len(await tx.find(Job)) == EACH, "the transaction itself finds what it found"
@@ -175,11 +173,11 @@ async def counted(store: SqlStore) -> tuple[dict[str, tuple[int, int]], dict[tup
     """The same, record by record."""
     jobs, rows = Counter[str](), Counter[tuple[str, str]]()
     paid, amounts = Counter[str](), Counter[tuple[str, str]]()
-    async with store.whole.transaction() as tx:
-        for one in await tx.find(Job):
+    async with store.transaction() as tx:
+        for one in await tx.everywhere.find(Job):
             jobs[one.state.value] += 1
             paid[one.state.value] += one.paid
-        for row in await tx.find(OutboxRecord):
+        for row in await tx.everywhere.find(OutboxRecord):
             rows[row.kind, row.state] += 1
             amounts[row.kind, row.state] += row.amount
     return (
@@ -210,7 +208,6 @@ async def test_sums_are_of_all_also_where_both_add_at_a_time(stores: list[SqlSto
     assert sum(number for number, _ in expected[0].values()) == CELLS * (EACH + 40)
     for store in stores:
         assert await sums_of(store) == expected
-        assert await sums_of(store.whole) == expected
     async with stores[0].transaction() as tx:
         of_one = await tx.sums(Job, col(Job.paid), (), col(Job.id).equals(name(1, 101)))
     assert of_one[()][0] == 1, "what is summed of one job is that, whoever asks"
@@ -252,7 +249,6 @@ async def test_sums_outlive_the_way_down_and_up(stores: list[SqlStore], url: str
 
 async def test_without_cells_a_store_is_what_it_was(url: str, tmp_path: Path) -> None:
     store = await SqlStore.open(url)
-    assert store.whole is store
     async with store.transaction() as tx:
         assert tx.everywhere is tx
         await tx.hold_shared()
