@@ -1,5 +1,6 @@
 """Records in SQL through SQLAlchemy Core: SQLite in WAL mode on one PC, PostgreSQL by its URL."""
 
+import asyncio
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -8,6 +9,7 @@ from copy import copy
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
+from weakref import WeakKeyDictionary
 
 import msgspec
 from alembic import command
@@ -62,6 +64,7 @@ FEW = 16  # Values of one condition that have a place each; a statement for each
 MANY = 16  # Changes that are worth a statement that is said once with all values: it goes through SQLAlchemy.
 _HOLD = text("SELECT pg_advisory_xact_lock(7073698)")
 MAX_STEADY = 16 << 10  # Characters of a value that is kept decoded: a document may have a megabyte.
+_MIGRATING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 SYNCHRONOUS = "FULL"  # What was committed survives a power cut, for 7 ms of a commit.
 
 
@@ -90,7 +93,7 @@ class SqlStore:
             if engine.dialect.name == "sqlite":
                 _touch(engine)
             try:
-                async with engine.connect() as connection:
+                async with _migrating(), engine.connect() as connection:
                     await connection.run_sync(migrate)
             except BaseException:
                 await engine.dispose()
@@ -327,6 +330,11 @@ def _replaced(how: RecordKind, record: R, before: R | None) -> tuple[R, tuple[st
     values["old_version"] = version
     values |= {f"old_{field}": value for field, value in zip(how.key, how.key_of(record), strict=True)}
     return after, fields, values
+
+
+def _migrating() -> asyncio.Lock:
+    """One at a time in a process: what Alembic runs revisions with is global, and two cells may be taken at the same moment."""
+    return _MIGRATING.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 def migrate(connection: Connection, to: str = "head") -> None:
