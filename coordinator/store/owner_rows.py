@@ -54,6 +54,10 @@ class OwnerRows:
                 self._rows, self._read = {number: OwnerRow(*row) for number, *row in found}, now
             return self._rows[cell.number]
 
+    def forget(self) -> None:
+        """Something was changed: whoever looks next reads anew."""
+        self._read = -inf
+
     async def close(self) -> None:
         """Close the connection."""
         await self._line.close()

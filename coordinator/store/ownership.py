@@ -234,6 +234,7 @@ class Ownership:
             taken = await connection.execute(self._said(_TAKE), values | {"fence": seen.fence, "beats": seen.beats})
             if taken.rowcount and self.cell.number == 0 and seen.cells != self.cell.of:
                 await self._end_all(connection)
+        self._rows.forget()
         if not taken.rowcount:
             return False
         self.fence, self.is_compared = seen.fence + 1, True

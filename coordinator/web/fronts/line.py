@@ -18,6 +18,7 @@ from coordinator.web.fronts.seal import FrontSeal
 T = TypeVar("T")
 
 LOOK_S = 0.1
+FOLLOW_S = 0.25  # Who is followed is looked at less often: where it serves is learnt no sooner.
 WAIT_S = 15.0  # For another coordinator to take over: three seconds of silence, and its start.
 SHARED_S = 0.25  # An answer that is no older is everybody's.
 ASK_S = 10.0
@@ -116,7 +117,7 @@ class LineToWork:
                 following = asyncio.create_task(self._follow(url), name="follow-the-one-at-work")
                 try:
                     while not following.done() and self._door() == url:
-                        await asyncio.wait({following}, timeout=LOOK_S)
+                        await asyncio.wait({following}, timeout=FOLLOW_S)
                 finally:
                     following.cancel()
                     await self._lose(url, await asyncio.gather(following, return_exceptions=True))
