@@ -1,6 +1,5 @@
 """Records in SQL through SQLAlchemy Core: SQLite in WAL mode on one PC, PostgreSQL by its URL."""
 
-import asyncio
 import re
 import sqlite3
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
@@ -9,7 +8,6 @@ from copy import copy
 from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar, cast, get_type_hints
-from weakref import WeakKeyDictionary
 
 import msgspec
 from alembic import command
@@ -65,7 +63,6 @@ MANY = 16  # Changes that are worth a statement that is said once with all value
 _MIGRATES, _MIGRATED = text("SELECT pg_advisory_lock(7073699)"), text("SELECT pg_advisory_unlock(7073699)")
 _HOLD = text("SELECT pg_advisory_xact_lock(7073698)")
 MAX_STEADY = 16 << 10  # Characters of a value that is kept decoded: a document may have a megabyte.
-_MIGRATING: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Lock] = WeakKeyDictionary()
 SYNCHRONOUS = "FULL"  # What was committed survives a power cut, for 7 ms of a commit.
 
 
@@ -94,7 +91,7 @@ class SqlStore:
             if engine.dialect.name == "sqlite":
                 _touch(engine)
             try:
-                async with _migrating(), engine.connect() as connection:
+                async with engine.connect() as connection:
                     await connection.run_sync(migrate)
             except BaseException:
                 await engine.dispose()
@@ -306,11 +303,6 @@ def _replaced(how: RecordKind, record: R, before: R | None) -> tuple[R, tuple[st
     values["old_version"] = version
     values |= {f"old_{field}": value for field, value in zip(how.key, how.key_of(record), strict=True)}
     return after, fields, values
-
-
-def _migrating() -> asyncio.Lock:
-    """One at a time in a process: what Alembic runs revisions with is global, and two cells may be taken at the same moment."""
-    return _MIGRATING.setdefault(asyncio.get_running_loop(), asyncio.Lock())
 
 
 def migrate(connection: Connection, to: str = "head") -> None:

@@ -53,16 +53,6 @@ async def stores(request: pytest.FixtureRequest, url: str) -> AsyncIterator[list
         await owner.close()
 
 
-async def test_all_cells_are_opened_at_once_by_one_process(url: str) -> None:
-    """Two that fall to it at the same moment: what brings a schema up to date is there once in a process."""
-    for _ in range(3):
-        made = await asyncio.gather(*(SqlStore.open(url, None, Cell(number, 4)) for number in range(4)))
-        for store in made:
-            async with store.transaction() as tx:
-                assert await tx.find(Job) == []
-            await store.close()
-
-
 def ids(found: Sequence[Job]) -> list[str]:
     return [one.id for one in found]
 
