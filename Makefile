@@ -48,7 +48,7 @@ types-win32 types-darwin: types-%:
 	$(BIN)/mypy --platform $* --cache-dir .mypy_cache/$* --no-warn-unreachable -p desktop.agent -p desktop.gui
 
 # All but those that take long or need root, which have a word of their own below.
-LONG := $(addprefix benchmarks/,links/home_links.py learning/training.py learning/adapters.py learning/finetune.py upkeep/chaos.py upkeep/fleet.py money/payouts.py links/utilisation.py upkeep/streams.py serving/answers.py serving/drafts.py serving/few_rows.py serving/fit_draft.py serving/stages.py serving/streams.py serving/takeovers.py trust/answers.py hostile/fuzz.py)
+LONG := $(addprefix benchmarks/,links/home_links.py learning/training.py learning/adapters.py learning/finetune.py upkeep/chaos.py upkeep/cell_storm.py upkeep/fleet.py money/payouts.py links/utilisation.py upkeep/streams.py serving/answers.py serving/drafts.py serving/few_rows.py serving/fit_draft.py serving/stages.py serving/streams.py serving/takeovers.py trust/answers.py hostile/fuzz.py)
 
 bench: setup
 	@for program in $(filter-out $(LONG),$(wildcard benchmarks/*/[!_]*.py)); do \

@@ -33,7 +33,6 @@ from ledger.errors import LedgerError
 from protocol.identity import NodeKey
 
 LOOK_S = 0.5
-AWAY_S = 2.0  # Until a cell is tried again that could not be carried.
 
 LOG = logging.getLogger(__name__)
 
@@ -145,13 +144,13 @@ async def _carry(
     """For ever: carry a cell whenever it falls to this process, and as long as it does."""
     number = owner.cell.number
     while not stopping.is_set():
-        pause = LOOK_S
         if await _taken(owner, at_work.owners[0], processes):
             spare = asyncio.Event()
             try:
                 async with owner.kept() as lost, _watched(processes, number, spare):
                     LOG.info("this coordinator carries cell %d of %d", number + 1, owner.cell.of)
                     await work(CellWork(owner, at_work, (stopping, lost, spare)))
+                processes.succeeded()
             except (StoreAwayError, StoreError, LedgerError) as error:
                 has_served = any(one.has_served for one in at_work.owners)
                 if not has_served and not isinstance(error, StoreAwayError):
@@ -159,16 +158,12 @@ async def _carry(
                 # What it has worked with is away for a while. Were it to end, so would its other cells, and whoever comes next.
                 said = error.cause if isinstance(error, StoreAwayError) else error
                 LOG.error("cell %d of %d cannot be carried now: %s", number + 1, owner.cell.of, said)
-                pause = AWAY_S
+                processes.failed()
             finally:
                 processes.gave(number)
-        await _unless(stopping, pause)
-
-
-async def _unless(stopping: asyncio.Event, seconds: float) -> None:
-    with suppress(TimeoutError):
-        async with asyncio.timeout(seconds):
-            await stopping.wait()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(LOOK_S):
+                await stopping.wait()
 
 
 async def _taken(owner: Ownership, first: Ownership, processes: Processes) -> bool:
@@ -177,8 +172,7 @@ async def _taken(owner: Ownership, first: Ownership, processes: Processes) -> bo
         may = processes.may_take() and (owner is first or bool(first.is_compared and first.at_work))
         try:
             taken = await owner.take(may)
-        except StoreAwayError as error:
-            LOG.warning("the database does not answer: %s", error.cause)
+        except StoreAwayError:
             return False
         if taken:
             processes.took(owner.cell.number)

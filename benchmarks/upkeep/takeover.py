@@ -17,9 +17,10 @@ from typing import Any
 from benchmarks.common import publish
 from coordinator.client import Client
 from coordinator.client.errors import ClientError
+from tests.chaos.checks import check
 from tests.chaos.storm import Storm, Weather
 from tests.chaos.takeovers import MANNERS, Takeovers
-from tests.chaos.test_takeovers import CALM, check
+from tests.chaos.test_takeovers import CALM
 
 GOAL_S = 5.0
 

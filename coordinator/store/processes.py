@@ -5,6 +5,7 @@ that must be right hangs on it: who carries a cell is said by that cell's own ro
 """
 
 import asyncio
+import logging
 import math
 import secrets
 from contextlib import suppress
@@ -20,8 +21,11 @@ from coordinator.store.ownership import BEAT_S, STALE_S
 from coordinator.store.statement_line import StatementLine
 
 SETTLE_S = 2.0  # Who has just come, or has just taken or given up a cell, is looked at again first.
+KNOWN_S = 2.0  # What was seen longer ago decides nothing: while the database is away nobody can take what another one gives up.
 FORGET_S = 60.0
+AWAY_S, LONGEST_AWAY_S = 2.0, 15.0  # Until one tries again that could not carry a cell, doubling.
 
+LOG = logging.getLogger(__name__)
 
 _MAKE = """
 CREATE TABLE IF NOT EXISTS cottage_process (
@@ -34,6 +38,7 @@ WITH beat AS (
     RETURNING name, beats, cells)
 SELECT * FROM beat UNION ALL SELECT name, beats, cells FROM cottage_process WHERE name <> :name
 """
+_LOOK = "SELECT name, beats, cells FROM cottage_process"
 _FORGET = "DELETE FROM cottage_process WHERE name = :name"
 
 
@@ -48,7 +53,8 @@ class Processes:
         self._line, self._clock, self._cells = line, clock, cells
         self._name = secrets.token_hex(8)
         self._seen: dict[str, tuple[int, int, float]] = {}  # Name -> beats, cells, and since when these are so.
-        self._since = clock.now()
+        self._since, self._looked = clock.now(), -math.inf
+        self._unable_until, self._pause = -math.inf, AWAY_S
         self.held: set[int] = set()
         self.one_at_a_time = asyncio.Lock()
 
@@ -72,16 +78,27 @@ class Processes:
         return cls(StatementLine(url), clock, cells)
 
     async def run(self) -> None:
-        """For ever: say that this one lives, and see who else does."""
+        """For ever: say that this one lives, and see who else does. That the database is away is told once, and its end too."""
+        since: float | None = None
         while True:
-            with suppress(StoreAwayError):
+            try:
                 await self.look()
+            except StoreAwayError as error:
+                if since is None:
+                    since = self._clock.now()
+                    LOG.warning("the database does not answer: %s", error.cause)
+            else:
+                if since is not None:
+                    LOG.warning("the database answers again, after %.0f s", self._clock.now() - since)
+                since = None
             await self._clock.sleep(BEAT_S)
 
     async def look(self) -> None:
         """Once."""
-        rows = await self._line.rows(_BEAT, name=self._name, cells=len(self.held))
-        now = self._clock.now()
+        rows = await (
+            self._line.rows(_BEAT, name=self._name, cells=len(self.held)) if self._is_able() else self._line.rows(_LOOK)
+        )
+        self._looked = now = self._clock.now()
         before, self._seen = self._seen, {}
         for name, beats, cells in rows:
             since = before[name][2] if name in before and before[name][0] == beats else now
@@ -91,10 +108,12 @@ class Processes:
 
     def may_take(self) -> bool:
         """Whether one more cell falls to this one."""
-        return len(self.held) < math.ceil(self._cells / (1 + len(self._others())))
+        return self._knows() and self._is_able() and len(self.held) < math.ceil(self._cells / (1 + len(self._others())))
 
     def gives_up(self) -> int | None:
         """A cell that another one should carry, which has two fewer; None: none."""
+        if not self._knows():
+            return None
         fewest = min(self._others(), default=len(self.held))
         if fewest > len(self.held) - 2 or self._clock.now() - self._since < SETTLE_S:
             return None
@@ -110,11 +129,27 @@ class Processes:
         self.held.discard(cell)
         self._since = self._clock.now()
 
+    def failed(self) -> None:
+        """A cell could not be carried here. For a while this one takes none, and is counted by nobody, so that others do."""
+        self._unable_until = self._clock.now() + self._pause
+        self._pause = min(LONGEST_AWAY_S, 2 * self._pause)
+
+    def succeeded(self) -> None:
+        """A cell was carried here."""
+        self._pause = AWAY_S
+
     async def close(self) -> None:
         """Say that this one has ended, and close the connections."""
         with suppress(StoreAwayError):
             await self._line.changed(_FORGET, name=self._name)
         await self._line.close()
+
+    def _is_able(self) -> bool:
+        return self._clock.now() >= self._unable_until
+
+    def _knows(self) -> bool:
+        """Whether it has seen lately who lives."""
+        return self._clock.now() - self._looked < KNOWN_S
 
     def _others(self) -> list[int]:
         """How many cells each other one carries that lives."""

@@ -11,7 +11,7 @@ from typing import ClassVar
 import aiohttp
 
 from tests.chaos.storm import LOOPBACK
-from tests.chaos.takeovers import ANSWER_S, LOOK_S, Door, Manner, Takeovers, pass_on, says, works
+from tests.chaos.takeovers import LOOK_S, Door, Manner, Takeovers, pass_on, says, works
 
 MANNERS: Sequence[Manner] = ("killed", "front killed", "frozen")
 
@@ -27,7 +27,7 @@ class EveryDoor(Door):
         self._at: defaultdict[int, set[asyncio.StreamWriter]] = defaultdict(set)
 
     async def _look(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        timeout = aiohttp.ClientTimeout(total=self.answer_s)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             while True:
                 working = await asyncio.gather(*(works(http, port) for port in self.ports))

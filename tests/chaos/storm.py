@@ -202,15 +202,19 @@ class Storm:
             job = await self.submit(client, ledger)
             began = time.time()
             job = await self._watch(client, job.id)
-            return Outcome(
-                job,
-                await client.rounds(job.id),
-                await client.audits(job.id),
-                await client.commits(job.id),
-                await client.events(job.id),
-                self.kills,
-                time.time() - began,
-            )
+            return await self.outcome(client, job, time.time() - began)
+
+    async def outcome(self, client: Client, job: api.JobView, seconds: float) -> Outcome:
+        """All that is known of a job, which took so many ``seconds``."""
+        return Outcome(
+            job,
+            await client.rounds(job.id),
+            await client.audits(job.id),
+            await client.commits(job.id),
+            await client.events(job.id),
+            self.kills,
+            seconds,
+        )
 
     async def stop_everybody(self) -> None:
         """A power cut: the coordinator and every node die at once; the ledger is elsewhere."""
@@ -344,11 +348,19 @@ class Storm:
 
     async def submit(self, client: Client, ledger: Ledger) -> api.JobView:
         """Upload the text, and fund a job of this weather."""
+        return await self.hand_in(client, ledger, await self.upload(client))
+
+    async def upload(self, client: Client) -> str:
+        """The text that jobs learn from."""
         corpus = self.folder / "corpus.txt"
         await asyncio.to_thread(write_corpus, corpus, 300_000)
         upload = await client.upload(corpus)
         assert upload.artifact is not None
-        spec = self.spec(upload.artifact, ANY_BUDGET)
+        return upload.artifact
+
+    async def hand_in(self, client: Client, ledger: Ledger, text: str) -> api.JobView:
+        """Fund a job of this weather, which learns from an uploaded text."""
+        spec = self.spec(text, ANY_BUDGET)
         quote = await client.quote(spec)
         assert not quote.problems, quote.problems
         spec = msgspec.structs.replace(spec, budget=quote.price_high * 11 // 10)

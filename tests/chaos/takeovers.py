@@ -23,14 +23,16 @@ from tests.chaos.storm import ENDED, LOOPBACK, PRICE_PER_PETAFLOP, RETURN_S, STA
 from tests.support.addresses import free_port
 from tests.support.databases import Postgres
 
-Manner = Literal["killed", "frozen", "ended", "front killed"]
+Manner = Literal["killed", "frozen", "ended", "front killed", "database killed"]
 MANNERS: Sequence[Manner] = ("killed", "frozen", "ended")
 LOOK_S = 0.1
 ANSWER_S = 0.5
 
 
 class Door:
-    """A port that leads to the coordinator that is at work."""
+    """A port that leads to the coordinator that is at work. ``answer_s``: within which one answers that is there."""
+
+    answer_s: ClassVar[float] = ANSWER_S
 
     def __init__(self, ports: Sequence[int]) -> None:
         self.ports = ports
@@ -51,7 +53,7 @@ class Door:
         self._cut()
 
     async def _look(self) -> None:
-        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        timeout = aiohttp.ClientTimeout(total=self.answer_s)
         async with aiohttp.ClientSession(timeout=timeout) as http:
             while True:
                 found = [port for port in self.ports if await works(http, port)]
@@ -108,12 +110,13 @@ class Takeover:
 
 @dataclass
 class Takeovers(Storm):
-    """A run without kills of nodes; ``strikes``: of coordinators, spread over it."""
+    """A run without kills of nodes; ``strikes``: of coordinators, spread over it. ``cells``: that carry the jobs."""
 
     door_kind: ClassVar[type[Door]] = Door
 
     strikes: int = 6
     coordinators: int = 2
+    cells: int = 1
     manners: Sequence[Manner] = MANNERS
     made: list[Takeover] = field(default_factory=list)
     roles: dict[int, DemoProcess] = field(default_factory=dict)
@@ -123,7 +126,7 @@ class Takeovers(Storm):
 
     async def __aexit__(self, *errors: object) -> None:
         for role in self.roles.values():
-            _thaw(role)
+            thaw(role)
         await super().__aexit__(*errors)
         if self.door is not None:
             await self.door.close()
@@ -162,7 +165,7 @@ class Takeovers(Storm):
         await self._other_than(port)
         self.made.append(Takeover(manner, time.monotonic() - began))
         if manner == "frozen":
-            _thaw(role)
+            thaw(role)
         else:
             await self.household.kill(role)
             await self._run(port)
@@ -199,6 +202,7 @@ class Takeovers(Storm):
             "--audits-per-round": weather.audits,
             "--price-per-petaflop": PRICE_PER_PETAFLOP,
             "--store-every": weather.store_every,
+            "--cells": self.cells,
         }
         given = [str(word) for pair in values.items() for word in pair]
         words = ["-m", "cottage", "serve", "--open", "--no-own-auditor", *given]
@@ -212,7 +216,8 @@ class Takeovers(Storm):
             await asyncio.sleep(LOOK_S / 4)
 
 
-def _thaw(role: DemoProcess) -> None:
+def thaw(role: DemoProcess) -> None:
+    """Let one that was frozen go on."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(role.pid, signal.SIGCONT)
 

@@ -7,10 +7,10 @@ from dataclasses import replace
 import pytest
 
 from common.errors import KeyFileError
-from coordinator import cells_at_work
 from coordinator.cells_at_work import CellWork, serve_cells
 from coordinator.config import Config
 from coordinator.errors import StoreAwayError, StoreError
+from coordinator.store import processes
 from ledger.errors import LedgerError
 from tests.coordinator.conftest import until
 from tests.support.databases import Postgres, needs_postgres
@@ -53,7 +53,7 @@ async def test_who_can_carry_nothing_says_why_and_ends(parted: Config, fault: Ex
 async def test_what_is_away_for_a_while_costs_one_cell_some_seconds_and_the_others_nothing(
     parted: Config, fault: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(cells_at_work, "AWAY_S", 0.1)
+    monkeypatch.setattr(processes, "AWAY_S", 0.1)
     stopping, begun, ended = asyncio.Event(), Counter[int](), Counter[int]()
 
     async def work(work: CellWork) -> None:
@@ -76,7 +76,7 @@ async def test_a_coordinator_that_another_one_replaced_at_its_start_waits_for_it
     parted: Config, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a machine so busy that it said nothing for seconds: nothing is wrong with it."""
-    monkeypatch.setattr(cells_at_work, "AWAY_S", 0.1)
+    monkeypatch.setattr(processes, "AWAY_S", 0.1)
     stopping, begun = asyncio.Event(), Counter[int]()
 
     async def work(work: CellWork) -> None:

@@ -10,7 +10,7 @@ from coordinator.cells_at_work import CellsAtWork
 from coordinator.domain.cells import MAX_CELLS, WHOLE, Cell, CellState, cell_of, cell_of_token
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.store.ownership import STALE_S, Ownership
-from coordinator.store.processes import SETTLE_S, Processes
+from coordinator.store.processes import AWAY_S, BEAT_S, LONGEST_AWAY_S, SETTLE_S, Processes
 from coordinator.store.records import EventRecord
 from coordinator.store.sql import SqlStore
 from tests.support.clock import VirtualClock
@@ -193,3 +193,88 @@ async def test_who_has_ended_counts_no_more(town: Town) -> None:
     await one.look()
     assert one.may_take()
     assert await one._line.rows("SELECT count(*) FROM cottage_process") == [(1,)]
+
+
+async def beat(town: Town, seconds: float, *processes: Processes) -> None:
+    """These look as often as they do, for so long."""
+    for _ in range(int(seconds / BEAT_S)):
+        await town.clock.advance(BEAT_S)
+        for process in processes:
+            await process.look()
+
+
+@needs_postgres
+async def test_while_the_database_is_away_nobody_gives_up_what_nobody_can_take(town: Town, postgres: Postgres) -> None:
+    one, two = await town.process(3), await town.process(3)
+    await one.look()
+    for cell in range(3):
+        one.took(cell)
+    await beat(town, SETTLE_S, one, two)
+    assert one.gives_up() == 2
+    postgres.kill()
+    try:
+        for process in (one, two):
+            with pytest.raises(StoreAwayError):
+                await process.look()
+        one.gave(2)  # It was about to.
+        await town.clock.advance(SETTLE_S)
+        assert one.gives_up() is None
+        await town.clock.advance(STALE_S)
+        assert not two.may_take(), "it does not know who else lives"
+    finally:
+        postgres.start()
+    await beat(town, SETTLE_S, one, two)
+    assert two.may_take()
+    assert one.gives_up() == 1
+
+
+@needs_postgres
+async def test_who_cannot_carry_a_cell_leaves_it_to_others_and_tries_again_less_and_less_often(town: Town) -> None:
+    able, unable = await town.process(2), await town.process(2)
+    able.took(0)
+    await beat(town, SETTLE_S, unable, able)
+    assert unable.may_take()
+    assert not able.may_take(), "one falls to each"
+    waited = []
+    for _ in range(5):
+        unable.failed()
+        began = town.clock.now()
+        while not unable.may_take():
+            assert able.may_take() or town.clock.now() - began <= STALE_S + BEAT_S, "it waits for nobody"
+            await beat(town, BEAT_S, unable, able)
+        await beat(town, BEAT_S, unable, able)
+        assert not able.may_take()
+        waited.append(town.clock.now() - began - BEAT_S)
+    assert waited == [AWAY_S, 2 * AWAY_S, 4 * AWAY_S, LONGEST_AWAY_S, LONGEST_AWAY_S]
+    unable.succeeded()
+    unable.failed()
+    await beat(town, AWAY_S, unable, able)
+    assert unable.may_take()
+
+
+@needs_postgres
+async def test_a_database_that_is_away_for_long_is_told_once(
+    town: Town, postgres: Postgres, caplog: pytest.LogCaptureFixture
+) -> None:
+    one = await town.process(3)
+    running = asyncio.create_task(one.run())
+    try:
+        await town.clock.advance(BEAT_S)
+        postgres.kill()
+        for _ in range(20):
+            await town.clock.advance(BEAT_S)
+            await asyncio.sleep(0.05)  # For the database, whose time is real.
+        assert not running.done()
+    finally:
+        postgres.start()
+    async with asyncio.timeout(20):
+        while "answers again" not in caplog.text:
+            await town.clock.advance(BEAT_S)
+            await asyncio.sleep(0.05)
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    said = [record.getMessage() for record in caplog.records if record.name.endswith("processes")]
+    assert [text.partition(":")[0].partition(",")[0] for text in said] == [
+        "the database does not answer",
+        "the database answers again",
+    ]

@@ -1,0 +1,259 @@
+"""Jobs of a network in cells, one after the other on each of several places, while coordinators and their database are struck.
+
+Three coordinators carry the cells beside each other. At instants that a seed draws one is killed, frozen until others carry its
+cells, or ended, or PostgreSQL is killed and started again; some strikes come while cells still change hands. It goes on until all
+strikes were made, and every job that was handed in has ended.
+"""
+
+import asyncio
+import contextlib
+import random
+import statistics
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import aiohttp
+import psutil
+
+from coordinator.client import Client
+from coordinator.client.errors import ClientError
+from ledger.client import Ledger
+from tests.chaos.fronts import EveryDoor
+from tests.chaos.storm import ENDED, LOOPBACK, STARTING_S, Outcome
+from tests.chaos.takeovers import LOOK_S, Door, Manner, Takeovers, says, thaw
+
+ALL = ("killed", "frozen", "ended", "database killed")
+UP = "cottage_database_up 1"
+ANSWER_S = 20.0  # A request waits at a front for as long as somebody may take over.
+ENDS_S = 10.0
+BACK_S = 180.0  # A coordinator starts, on two busy cores.
+JOB_S = 1_200.0
+PAUSE_S = (1.0, 6.0)
+SOON_S = (0.0, 4.0)  # After the strike before, whose cells are about to be taken over.
+DOWN_S = (0.2, 3.0)
+FROZEN_S = (0.0, 4.0)  # Beyond what others need to take over.
+
+
+@dataclass(frozen=True)
+class CellStrike:
+    """What befell somebody, and after how many ``seconds`` every cell was reached by way of everybody else.
+
+    Attributes:
+        cells: that the struck one carried.
+        together: with another one, before all cells were reached again.
+    """
+
+    manner: Manner
+    seconds: float
+    cells: int
+    together: bool
+
+
+class PatientDoor(EveryDoor):
+    """On a machine where a coordinator that is there may take a second to say so."""
+
+    answer_s: ClassVar[float] = 2.0
+
+
+@dataclass
+class CellStorm(Takeovers):
+    """A network in cells.
+
+    Attributes:
+        at_once: jobs at a time.
+        plan: what befalls somebody, in this order. ``doubles``: share of strikes that come together with the next one.
+        told: is called after each strike, and each job.
+        struck: what befell whom. ``handed_in``: all jobs. ``over``: how many of them have ended.
+    """
+
+    door_kind: ClassVar[type[Door]] = PatientDoor
+    coordinators: int = 3
+    cells: int = 3
+    at_once: int = 3
+    plan: Sequence[Manner] = ()
+    doubles: float = 0.15
+    struck: list[CellStrike] = field(default_factory=list)
+    told: Callable[["CellStorm"], None] = lambda _storm: None
+    handed_in: list[str] = field(default_factory=list)
+    over: int = 0
+
+    async def jobs_to_the_end(self) -> list[Outcome]:
+        """Everything, in order."""
+        ledger = await self.start()
+        async with Client(self.web) as client:
+            text = await self.upload(client)
+            first = [await self._handed_in(client, ledger, text) for _ in range(self.at_once)]
+            async with asyncio.TaskGroup() as group:
+                striking = group.create_task(self._strike_all(), name="strikes")
+                places = [group.create_task(self._jobs_in_turn(client, ledger, text, job, striking)) for job in first]
+            return [outcome for place in places for outcome in place.result()]
+
+    async def start_coordinator(self, ledger_url: str) -> None:
+        """All of them."""
+        await super().start_coordinator(ledger_url)
+        await self._until_served(self._ports())
+        assert isinstance(self.door, EveryDoor)
+        while len(self.door.ready) < self.coordinators:
+            await asyncio.sleep(LOOK_S)
+
+    def cells_of_jobs(self) -> Counter[int]:
+        """How many jobs each cell has had."""
+        return Counter(int(job[:7], 16) % self.cells for job in self.handed_in)
+
+    # --- jobs -----------------------------------------------------------------------------------------------------------
+
+    async def _handed_in(self, client: Client, ledger: Ledger, text: str) -> str:
+        job = (await self.hand_in(client, ledger, text)).id
+        self.handed_in.append(job)
+        return job
+
+    async def _jobs_in_turn(
+        self, client: Client, ledger: Ledger, text: str, job: str, striking: asyncio.Task[None]
+    ) -> list[Outcome]:
+        found: list[Outcome] = []
+        while True:
+            began = time.monotonic()
+            await self._ended(client, job)
+            found.append(await self.outcome(client, await client.get(job), time.monotonic() - began))
+            self.over += 1
+            self.told(self)
+            if striking.done():
+                return found
+            job = await self._handed_in(client, ledger, text)
+
+    async def _ended(self, client: Client, job: str) -> None:
+        """Wait until a job has ended, or should have long ago."""
+        deadline = time.monotonic() + JOB_S
+        while time.monotonic() < deadline:
+            self.household.check()
+            with contextlib.suppress(ClientError):
+                if (await client.get(job)).state in ENDED:
+                    return
+            await asyncio.sleep(1.0)
+
+    # --- strikes --------------------------------------------------------------------------------------------------------
+
+    async def _strike_all(self) -> None:
+        """One after the other, and some of them together."""
+        left = list(self.plan)
+        while left:
+            await asyncio.sleep(self._chance.uniform(*PAUSE_S))
+            ports = await self._several_ready()
+            now = [left.pop(0)]
+            if left and len(ports) == self.coordinators and self._chance.random() < self.doubles:
+                now.append(left.pop(0))
+            await self._strike_together(now, ports)
+            self.told(self)
+
+    async def _strike_together(self, manners: Sequence[Manner], ports: list[int]) -> None:
+        backs: list[Callable[[], Awaitable[None]]] = []
+        begun: list[tuple[Manner, float, int]] = []
+        for number, manner in enumerate(manners):
+            if number:
+                await asyncio.sleep(self._chance.uniform(*SOON_S))
+            port, cells = self._chance.choice(ports), 0
+            if manner != "database killed":
+                ports.remove(port)
+                cells = _carried(self.roles[port].pid)
+            began, back = await self._harm(manner, port)
+            begun.append((manner, began, cells))
+            backs.append(back)
+        await self._until_served(ports)
+        over = time.monotonic()
+        for manner, began, cells in begun:
+            self.struck.append(CellStrike(manner, over - began, cells, len(manners) > 1))
+        for back in backs:
+            await back()
+
+    async def _harm(self, manner: Manner, port: int) -> tuple[float, Callable[[], Awaitable[None]]]:
+        """Strike; returns the instant from which on others can do something about it, and what makes it good."""
+        role, began = self.roles[port], time.monotonic()
+
+        async def again() -> None:
+            await self.household.kill(role)
+            await self._run(port)
+
+        async def goes_on() -> None:
+            await asyncio.sleep(self._chance.uniform(*FROZEN_S))
+            thaw(role)
+
+        async def nothing() -> None:
+            """It is made good already."""
+
+        match manner:
+            case "database killed":
+                assert self.postgres is not None
+                await asyncio.to_thread(self.postgres.kill)
+                await asyncio.sleep(self._chance.uniform(*DOWN_S))
+                await asyncio.to_thread(self.postgres.start)
+                return time.monotonic(), nothing
+            case "frozen":
+                self.household.freeze(role)
+                return began, goes_on
+            case "ended":
+                role.may_end = True
+                role.process.terminate()
+                status = await asyncio.wait_for(role.process.wait(), ENDS_S)
+                assert status == 0, f"it ended with {status}. Its log ends:\n{role.tail()}"
+            case _:
+                await self.household.kill(role)
+        return began, again
+
+    async def _until_served(self, ports: Sequence[int]) -> None:
+        """Wait until every one of these leads to whoever carries each cell, and that one reaches the database."""
+        timeout = aiohttp.ClientTimeout(total=ANSWER_S)
+        async with asyncio.timeout(STARTING_S), aiohttp.ClientSession(timeout=timeout) as http:
+            await asyncio.gather(*(_until_up(http, port, cell) for port in ports for cell in range(self.cells)))
+
+    async def _several_ready(self) -> list[int]:
+        """Those that are ready, once all are but one at the most: it may be about to start."""
+        async with asyncio.timeout(BACK_S), aiohttp.ClientSession() as http:
+            while True:
+                ready = [port for port in self._ports() if await says(http, port, "/readyz", "ready")]
+                if len(ready) >= self.coordinators - 1:
+                    return ready
+                await asyncio.sleep(LOOK_S)
+
+    def _ports(self) -> list[int]:
+        assert self.door is not None
+        return list(self.door.ports)
+
+
+async def _until_up(http: aiohttp.ClientSession, port: int, cell: int) -> None:
+    while True:
+        with contextlib.suppress(aiohttp.ClientError, TimeoutError):
+            async with http.get(f"http://{LOOPBACK}:{port}/metrics?cell={cell}") as answer:
+                if answer.status == 200 and UP in await answer.text():
+                    return
+        await asyncio.sleep(LOOK_S)
+
+
+def _carried(process: int) -> int:
+    """How many cells a coordinator carries: it listens for people and nodes, and for each cell."""
+    connections = psutil.Process(process).net_connections()
+    return sum(one.status == psutil.CONN_LISTEN for one in connections) - 1
+
+
+def planned(seed: int, strikes: int, crashes: int) -> list[Manner]:
+    """So many strikes of coordinators, every second one with ``kill -9``, and crashes of the database, in an order by lot."""
+    turn: Sequence[Manner] = ("killed", "frozen", "killed", "ended")
+    plan: list[Manner] = [turn[number % len(turn)] for number in range(strikes)]
+    plan += ["database killed"] * crashes
+    random.Random(seed).shuffle(plan)
+    return plan
+
+
+def seconds_by_manner(struck: Sequence[CellStrike]) -> dict[str, dict[str, Any]]:
+    """How many there were, and after how many seconds all cells were served again, where the struck one carried any."""
+    found: dict[str, dict[str, Any]] = {}
+    for manner in ALL:
+        every = [one for one in struck if one.manner == manner]
+        alone = [one.seconds for one in every if not one.together and (one.cells or manner == "database killed")]
+        if every:
+            found[manner] = {"times": len(every), "together_with_another": sum(one.together for one in every)}
+        if alone:
+            found[manner] |= {"median_s": round(statistics.median(alone), 2), "longest_s": round(max(alone), 2)}
+    return found
