@@ -133,9 +133,8 @@ class Home(ScriptedNode):
 
     async def _live(self) -> None:
         spread = self.welcomes[-1].heartbeat_seconds
-        await asyncio.sleep(
-            spread * (int(self.key.address[-2:], 36) / 36**2)
-        )  # Nobody starts on the stroke of the clock.
+        # Nobody starts on the stroke of the clock.
+        await asyncio.sleep(spread * (int(self.key.address[-2:], 36) / 36**2))
         while True:
             now = time.perf_counter()
             if now >= self._next:
