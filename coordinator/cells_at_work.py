@@ -150,7 +150,6 @@ async def _carry(
                 async with owner.kept() as lost, _watched(processes, number, spare):
                     LOG.info("this coordinator carries cell %d of %d", number + 1, owner.cell.of)
                     await work(CellWork(owner, at_work, (stopping, lost, spare)))
-                processes.succeeded()
             except (StoreAwayError, StoreError, LedgerError) as error:
                 has_served = any(one.has_served for one in at_work.owners)
                 if not has_served and not isinstance(error, StoreAwayError):

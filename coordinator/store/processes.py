@@ -24,6 +24,7 @@ SETTLE_S = 2.0  # Who has just come, or has just taken or given up a cell, is lo
 KNOWN_S = 2.0  # What was seen longer ago decides nothing: while the database is away nobody can take what another one gives up.
 FORGET_S = 60.0
 AWAY_S, LONGEST_AWAY_S = 2.0, 15.0  # Until one tries again that could not carry a cell, doubling.
+SOUND_S = 60.0  # Who was able to for so long begins with the short one again.
 
 LOG = logging.getLogger(__name__)
 
@@ -131,12 +132,10 @@ class Processes:
 
     def failed(self) -> None:
         """A cell could not be carried here. For a while this one takes none, and is counted by nobody, so that others do."""
-        self._unable_until = self._clock.now() + self._pause
-        self._pause = min(LONGEST_AWAY_S, 2 * self._pause)
-
-    def succeeded(self) -> None:
-        """A cell was carried here."""
-        self._pause = AWAY_S
+        now = self._clock.now()
+        again = now - self._unable_until < SOUND_S
+        self._pause = min(LONGEST_AWAY_S, 2 * self._pause) if again else AWAY_S
+        self._unable_until = now + self._pause
 
     async def close(self) -> None:
         """Say that this one has ended, and close the connections."""

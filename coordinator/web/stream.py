@@ -235,7 +235,7 @@ class Streams:
         await out.write(f"retry: {RETRY_MS}\n\n".encode())
         ends = time.monotonic() + LIFE_S
         mark, number, version = _mark_of(request, feed), -1, 0
-        while not (self._closing or feed.failed or _gone(request)) and time.monotonic() < ends:
+        while not (self._closing or feed.failed or has_gone(request)) and time.monotonic() < ends:
             due.clear()
             found = feed.after(number, mark, PIECE_BYTES)
             if found is None:
@@ -302,7 +302,7 @@ async def while_there(request: web.Request) -> AsyncGenerator[None]:
 
     def look() -> None:
         nonlocal next_look
-        if _gone(request):
+        if has_gone(request):
             limit.reschedule(loop.time())
         else:
             next_look = loop.call_later(GONE_S, look)
@@ -320,5 +320,6 @@ async def while_there(request: web.Request) -> AsyncGenerator[None]:
             next_look.cancel()
 
 
-def _gone(request: web.Request) -> bool:
+def has_gone(request: web.Request) -> bool:
+    """Whether nobody waits for the answer any more."""
     return request.transport is None or request.transport.is_closing()

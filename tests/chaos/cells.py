@@ -18,6 +18,7 @@ from typing import Any, ClassVar
 import aiohttp
 import psutil
 
+from coordinator.cli import EXIT_DATA
 from coordinator.client import Client
 from coordinator.client.errors import ClientError
 from ledger.client import Ledger
@@ -67,6 +68,7 @@ class CellStorm(Takeovers):
         plan: what befalls somebody, in this order. ``doubles``: share of strikes that come together with the next one.
         told: is called after each strike, and each job.
         struck: what befell whom. ``handed_in``: all jobs. ``over``: how many of them have ended.
+        started_again: coordinators that began while the database was away, and had to begin once more.
     """
 
     door_kind: ClassVar[type[Door]] = PatientDoor
@@ -79,6 +81,7 @@ class CellStorm(Takeovers):
     told: Callable[["CellStorm"], None] = lambda _storm: None
     handed_in: list[str] = field(default_factory=list)
     over: int = 0
+    started_again: int = 0
 
     async def jobs_to_the_end(self) -> list[Outcome]:
         """Everything, in order."""
@@ -174,7 +177,7 @@ class CellStorm(Takeovers):
 
         async def again() -> None:
             await self.household.kill(role)
-            await self._run(port)
+            await self._run_again(port)
 
         async def goes_on() -> None:
             await asyncio.sleep(self._chance.uniform(*FROZEN_S))
@@ -209,13 +212,30 @@ class CellStorm(Takeovers):
             await asyncio.gather(*(_until_up(http, port, cell) for port in ports for cell in range(self.cells)))
 
     async def _several_ready(self) -> list[int]:
-        """Those that are ready, once all are but one at the most: it may be about to start."""
+        """Those that are ready, once all are but one at the most, which may be about to start."""
         async with asyncio.timeout(BACK_S), aiohttp.ClientSession() as http:
             while True:
                 ready = [port for port in self._ports() if await says(http, port, "/readyz", "ready")]
+                for port in self._ports():
+                    await self._see_to(port, port in ready)
                 if len(ready) >= self.coordinators - 1:
                     return ready
                 await asyncio.sleep(LOOK_S)
+
+    async def _see_to(self, port: int, is_ready: bool) -> None:
+        """As a service manager: one that finds no database when it starts ends with words, and is started again."""
+        role = self.roles[port]
+        if is_ready:
+            role.may_end = False
+        elif role.may_end and not role.running:
+            assert role.process.returncode == EXIT_DATA, role.tail()
+            self.started_again += 1
+            self.household.roles.remove(role)
+            await self._run_again(port)
+
+    async def _run_again(self, port: int) -> None:
+        await self._run(port)
+        self.roles[port].may_end = True  # Until it is ready.
 
     def _ports(self) -> list[int]:
         assert self.door is not None

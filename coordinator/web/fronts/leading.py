@@ -34,11 +34,11 @@ from coordinator.web.fronts.line import WAIT_S, CoordinatorAtWork
 from coordinator.web.fronts.misdirected import MISDIRECTED
 from coordinator.web.fronts.node_lines import GONE, NodeLines
 from coordinator.web.fronts.seal import CELL, STANDS_BY, FrontSeal
-from coordinator.web.http import WHOSE, answer, problem_answer, read_body, read_chunks, say_when
+from coordinator.web.http import CLOSED, WHOSE, answer, problem_answer, read_body, read_chunks, say_when
 from coordinator.web.monitoring.watchers import METRICS
 from coordinator.web.once import KEY
 from coordinator.web.signal import PATH
-from coordinator.web.stream import while_there
+from coordinator.web.stream import has_gone, while_there
 from protocol.rest.api import Problem
 
 AGAIN_S: Final = 2  # Whoever could not be led anywhere comes back then.
@@ -113,6 +113,8 @@ class Leading:
     ) -> web.StreamResponse:
         try:
             return await leading
+        except ConnectionError:
+            return web.Response(status=CLOSED)  # Whoever asked has gone, and may go a million times: it is not logged.
         except UnavailableError as error:
             return _not_now(request, error.detail)
         except CottageError as error:
@@ -157,7 +159,7 @@ class Leading:
                 if not again:
                     raise UnavailableError("the coordinator at work has gone: send the file's part again") from error
             except (ClientError, OSError, TimeoutError) as error:
-                if isinstance(error, ConnectionResetError) and request.transport is None:
+                if isinstance(error, ConnectionError) and has_gone(request):
                     raise
                 if not twice:
                     raise UnavailableError(

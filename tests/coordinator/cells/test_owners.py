@@ -10,7 +10,7 @@ from coordinator.cells_at_work import CellsAtWork
 from coordinator.domain.cells import MAX_CELLS, WHOLE, Cell, CellState, cell_of, cell_of_token
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.store.ownership import STALE_S, Ownership
-from coordinator.store.processes import AWAY_S, BEAT_S, LONGEST_AWAY_S, SETTLE_S, Processes
+from coordinator.store.processes import AWAY_S, BEAT_S, LONGEST_AWAY_S, SETTLE_S, SOUND_S, Processes
 from coordinator.store.records import EventRecord
 from coordinator.store.sql import SqlStore
 from tests.support.clock import VirtualClock
@@ -246,7 +246,7 @@ async def test_who_cannot_carry_a_cell_leaves_it_to_others_and_tries_again_less_
         assert not able.may_take()
         waited.append(town.clock.now() - began - BEAT_S)
     assert waited == [AWAY_S, 2 * AWAY_S, 4 * AWAY_S, LONGEST_AWAY_S, LONGEST_AWAY_S]
-    unable.succeeded()
+    await beat(town, SOUND_S, unable, able)
     unable.failed()
     await beat(town, AWAY_S, unable, able)
     assert unable.may_take()

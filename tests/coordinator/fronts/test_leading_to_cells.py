@@ -1,20 +1,24 @@
 """Requests at a front of several cells: each comes to the cell that it names, or to the one that has what it is about."""
 
 import asyncio
-from collections.abc import Mapping
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import pytest
 from aiohttp import web
 from yarl import URL
 
+from common.clock import SystemClock
 from coordinator.config import Config
 from coordinator.domain.cells import Cell, CellState
+from coordinator.front import front_of
 from coordinator.web.fronts import line
 from coordinator.web.fronts.seal import CELL, FRONT, NONCE
 from coordinator.web.http import answer
-from tests.coordinator.conftest import FRONTS, until
+from protocol.identity import NodeKey
+from tests.coordinator.conftest import FRONTS, FRONTS_SEED, until
 from tests.coordinator.fronts.carriers import Carrier, Says, doors_of, front, is_ready, job_of
 from tests.support.databases import needs_postgres
 
@@ -215,3 +219,44 @@ async def test_a_cell_that_is_away_holds_up_its_own_requests_alone(
         status, said, headers = await sent(url, "POST", f"/api/v1/jobs/{JOBS[1]}/cancel", {}, b"{}")
         assert (status, headers["Retry-After"]) == (503, "2")
         assert b"cell 2 of 3" in said
+
+
+class SlowCarrier(Carrier):
+    """One that has a request for a while."""
+
+    async def _anything(self, request: web.Request) -> web.StreamResponse:
+        said = await super()._anything(request)
+        await asyncio.sleep(1.0)
+        return said
+
+
+@asynccontextmanager
+async def served(config: Config, doors: list[Callable[[], str]]) -> AsyncIterator[str]:
+    """A front as programs serve it: nothing is cancelled because whoever asked has gone."""
+    async with front_of(replace(config, open=True), SystemClock(), doors, NodeKey(FRONTS_SEED)) as app:
+        runner = web.AppRunner(app, shutdown_timeout=0.1)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        host, port = runner.addresses[0][:2]
+        url = f"http://{host}:{port}"
+        await until(lambda: is_ready(url))
+        try:
+            yield url
+        finally:
+            await runner.cleanup()
+
+
+async def test_who_asks_and_goes_is_led_once_and_fills_no_log(
+    shared_config: Config, caplog: pytest.LogCaptureFixture
+) -> None:
+    slow = [SlowCarrier(number) for number in range(CELLS)]
+    async with AsyncExitStack() as stack:
+        for one in slow:
+            await stack.enter_async_context(one.serves())
+        url = await stack.enter_async_context(served(shared_config, doors_of(slow)))
+        for method, path in (("GET", "/metrics?cell=1"), ("POST", f"/api/v1/jobs/{JOBS[1]}/cancel")):
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(sent(url, method, path), 0.5)
+        await asyncio.sleep(2.0)
+    assert at(list(slow)) == [0, 2, 0], "nobody waits for it"
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
