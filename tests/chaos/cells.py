@@ -32,6 +32,7 @@ ANSWER_S = 20.0  # A request waits at a front for as long as somebody may take o
 ENDS_S = 10.0
 BACK_S = 180.0  # A coordinator starts, on two busy cores.
 JOB_S = 1_200.0
+TOLD_S = 3.0  # Within it every front has heard how each cell does.
 PAUSE_S = (1.0, 6.0)
 SOON_S = (0.0, 4.0)  # After the strike before, whose cells are about to be taken over.
 DOWN_S = (0.2, 3.0)
@@ -88,7 +89,7 @@ class CellStorm(Takeovers):
         ledger = await self.start()
         async with Client(self.web) as client:
             text = await self.upload(client)
-            first = [await self._handed_in(client, ledger, text) for _ in range(self.at_once)]
+            first = await self._one_for_each_cell(client, ledger, text)
             async with asyncio.TaskGroup() as group:
                 striking = group.create_task(self._strike_all(), name="strikes")
                 places = [group.create_task(self._jobs_in_turn(client, ledger, text, job, striking)) for job in first]
@@ -108,6 +109,15 @@ class CellStorm(Takeovers):
 
     # --- jobs -----------------------------------------------------------------------------------------------------------
 
+    async def _one_for_each_cell(self, client: Client, ledger: Ledger, text: str) -> list[str]:
+        """So many jobs as run at a time, or some more until every cell has one: they are seen by all before the next comes."""
+        found: list[str] = []
+        while len(found) < self.at_once or len(self.cells_of_jobs()) < self.cells:
+            assert len(found) < 4 * self.at_once, "jobs are not spread"
+            found.append(await self._handed_in(client, ledger, text))
+            await asyncio.sleep(TOLD_S)
+        return found
+
     async def _handed_in(self, client: Client, ledger: Ledger, text: str) -> str:
         job = (await self.hand_in(client, ledger, text)).id
         self.handed_in.append(job)
@@ -120,7 +130,13 @@ class CellStorm(Takeovers):
         while True:
             began = time.monotonic()
             await self._ended(client, job)
-            found.append(await self.outcome(client, await client.get(job), time.monotonic() - began))
+            found.append(outcome := await self.outcome(client, await client.get(job), time.monotonic() - began))
+            lines = [f"{event.time:.1f} {event.kind}: {event.text}" for event in outcome.events]
+            lines += [
+                f"audit {one.audit} of round {one.round}, {one.state} {one.blame}: {one.detail}"
+                for one in outcome.audits
+            ]
+            (self.folder / f"{job}.txt").write_text("\n".join(lines))
             self.over += 1
             self.told(self)
             if striking.done():

@@ -98,7 +98,7 @@ def lets(objects: list[Object], part: str, direction: str, peer: Peer, port: int
 def _port(ports: list[Object] | None, port: int, protocol: str) -> bool:
     if not ports:
         return True
-    return any(one["port"] == port and one.get("protocol", "TCP") == protocol for one in ports)
+    return any(one.get("port", port) == port and one.get("protocol", "TCP") == protocol for one in ports)
 
 
 def _peer(peers: list[Object] | None, peer: Peer) -> bool:

@@ -35,8 +35,9 @@ def test_only_the_proxy_and_each_other_reach_coordinators(name: str) -> None:
     assert lets(objects, "coordinator", "ingress", of(objects, "proxy"), 8470)
     assert lets(objects, "proxy", "egress", of(objects, "coordinator"), 8470)
     for way in ("ingress", "egress"):
-        assert lets(objects, "coordinator", way, of(objects, "coordinator"), 8470), "who stands by leads to who works"
-        assert not lets(objects, "coordinator", way, of(objects, "coordinator"), 22)
+        for port in (8470, 40123):
+            assert lets(objects, "coordinator", way, of(objects, "coordinator"), port), "each cell has a port of its own"
+        assert not lets(objects, "coordinator", way, of(objects, "coordinator"), 8470, "UDP")
     for peer in (STRANGER, ELSEWHERE, INGRESS):
         assert not lets(objects, "coordinator", "ingress", peer, 8470)
     assert not lets(objects, "coordinator", "ingress", of(objects, "proxy"), 22)
