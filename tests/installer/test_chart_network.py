@@ -36,7 +36,9 @@ def test_only_the_proxy_and_each_other_reach_coordinators(name: str) -> None:
     assert lets(objects, "proxy", "egress", of(objects, "coordinator"), 8470)
     for way in ("ingress", "egress"):
         for port in (8470, 40123):
-            assert lets(objects, "coordinator", way, of(objects, "coordinator"), port), "each cell has a port of its own"
+            assert lets(objects, "coordinator", way, of(objects, "coordinator"), port), (
+                "each cell has a port of its own"
+            )
         assert not lets(objects, "coordinator", way, of(objects, "coordinator"), 8470, "UDP")
     for peer in (STRANGER, ELSEWHERE, INGRESS):
         assert not lets(objects, "coordinator", "ingress", peer, 8470)
