@@ -34,7 +34,7 @@ class NodeLines:
     """Leads them."""
 
     def __init__(self, lines: LinesToWork, headers: FrontHeaders, cells: NodeCells, clock: Clock) -> None:
-        self._lines, self._headers, self._cells = lines, headers, cells
+        self._lines, self._headers, self._cells, self._clock = lines, headers, cells, clock
         self._crowd: Crowd[None] = Crowd(clock)
 
     async def lead(self, request: web.Request) -> web.StreamResponse:
@@ -79,9 +79,13 @@ class NodeLines:
         nonce, host = secrets.token_bytes(32), request.host[:200]
         await near.send_bytes(encode(Challenge(nonce, host)))
         hello, said = await hello_from(near)
-        cell = await self._cells.of(hello, nonce, host)
-        at = await self._lines.reach(cell, HELLO_S)  # So that the node hears why before it goes by itself.
-        return at, await self._connect(request, at, nonce), said
+        began = self._clock.now()
+        try:
+            cell = await self._cells.of(hello, nonce, host)
+            at = await self._lines.reach(cell, HELLO_S)  # So that the node hears why before it goes by itself.
+            return at, await self._connect(request, at, nonce), said
+        finally:
+            self._crowd.answered(self._clock.now() - began)
 
     async def _connect(
         self, request: web.Request, at: CoordinatorAtWork, nonce: bytes | None = None
