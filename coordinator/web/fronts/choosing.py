@@ -47,12 +47,15 @@ class CellChoice:
         self._jobs: deque[tuple[float, int]] = deque()
         self._making: Counter[int] = Counter()
 
-    def for_node(self, node: str, cells: Collection[int]) -> int:
-        """The one of ``cells`` for a node that may work anywhere: that waits for this one, or lacks most. It is counted there."""
+    def for_node(self, node: str, cells: Collection[int], here: Collection[int] = ()) -> int:
+        """The one of ``cells`` for a node that may work anywhere: that waits for this one, or lacks most. It is counted there.
+
+        ``here``: those that cost least; each is as good as another one that lacks little more.
+        """
         told = self._now(cells)
         chosen = awaits(told, node)
         if chosen is None:
-            chosen = place(told, cells)
+            chosen = place(told, cells, here)
         self._nodes.append((_now(), chosen))
         return chosen
 
@@ -90,11 +93,17 @@ class NodeCells:
     """Says which cell a node is led to: that of what it holds, else one that lacks nodes."""
 
     def __init__(
-        self, store: Store, clock: Clock, lines: LinesToWork, choice: CellChoice, return_seconds: float
+        self,
+        store: Store,
+        clock: Clock,
+        lines: LinesToWork,
+        choice: CellChoice,
+        return_seconds: float,
+        here: Collection[int] = (),
     ) -> None:
-        """``return_seconds``: as in ``Config``. ``store``: finds the leases of all cells."""
+        """``return_seconds``: as in ``Config``. ``store``: finds the leases of all cells. ``here``: those of this process."""
         self._store, self._clock, self._lines, self._choice = store, clock, lines, choice
-        self._return_seconds = return_seconds
+        self._return_seconds, self._here = return_seconds, here
         self._shown: dict[str, float] = {}  # Leases that ran out, and whose nodes were led back without naming them.
         self._held = Joint(self._look_up)
 
@@ -110,7 +119,7 @@ class NodeCells:
                 return cell_of(lease.job, len(self._lines))
             if hello.profile.auditor:
                 return self._choice.for_auditor(await self._lines.reach_any())
-        return self._choice.for_node(hello.node, await self._lines.reach_any())
+        return self._choice.for_node(hello.node, await self._lines.reach_any(), self._here)
 
     async def _look_up(self, hellos: Sequence[Hello]) -> Sequence[Lease | None]:
         found = await self._leases_of({hello.node: hello for hello in hellos})
