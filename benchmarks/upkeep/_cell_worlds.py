@@ -25,14 +25,16 @@ from coordinator.app import among_of
 from coordinator.assembly import AmongCells, CoordinatorParts
 from coordinator.cells_at_work import LOOK_S, CellsAtWork, CellWork
 from coordinator.domain.cells import MAX_CELLS, Cell
+from coordinator.services.accounts.budgets import Bodies
 from coordinator.store.owner_rows import OwnerRows
 from coordinator.store.ownership import Ownership
 from coordinator.store.sql import SqlStore
 from coordinator.web.fronts.between import BetweenAnswers, BetweenCells
+from coordinator.web.http import BODIES
 from tests.coordinator.conftest import BETWEEN
 from tests.support.databases import Postgres
 
-TAKEN_S = 30.0  # A cell that another one carries is not taken.
+TRIES = 20
 ENDS_S = 30.0  # A process has so long to close what it has open.
 
 T = TypeVar("T")
@@ -57,6 +59,7 @@ class OpenedCell:
             yield
             return
         app = web.Application()
+        app[BODIES] = Bodies()
         BetweenAnswers(BETWEEN, self.cell, parts.nodes, parts.leases, parts.relays).setup(app)
         server = TestServer(app)
         await server.start_server()
@@ -79,9 +82,7 @@ async def opened_cell(url: str, cell: Cell) -> AsyncIterator[OpenedCell]:
             owners.append(await Ownership.open(url, clock, "key", "files", one, rows))
             stack.push_async_callback(owners[-1].close)
         owner = owners[cell.number]
-        async with asyncio.timeout(TAKEN_S):
-            while not await owner.take():  # Who takes the first one says how many there are, and ends whoever came before.
-                await asyncio.sleep(LOOK_S)
+        await _taken(owner)
         await stack.enter_async_context(owner.kept())
         looking = asyncio.create_task(_looks([one for one in owners if one is not owner]), name="owners")
         stack.push_async_callback(_ended, looking)
@@ -91,6 +92,15 @@ async def opened_cell(url: str, cell: Cell) -> AsyncIterator[OpenedCell]:
         work = CellWork(owner, CellsAtWork(owners), ())
         between = BetweenCells(cell, work.others.doors, BETWEEN, http, clock)
         yield OpenedCell(cell, owner, store, between, among_of(work, between))
+
+
+async def _taken(owner: Ownership) -> None:
+    """Take a cell: whoever takes the first one says how many there are, and refuses who came a moment before."""
+    for _ in range(TRIES):
+        if await owner.take():
+            return
+        await asyncio.sleep(LOOK_S)
+    raise AssertionError(f"cell {owner.cell.number} of {owner.cell.of} is another one's: each has a process of its own")
 
 
 async def _looks(others: Sequence[Ownership]) -> None:

@@ -21,9 +21,11 @@ def adds_up(found: Mapping[str, Mapping[str, float]], *names: str) -> bool:
     return all(found[WHOLE][name] == pytest.approx(sum(found[part][name] for part in PARTS), abs=0.2) for name in names)
 
 
+@pytest.mark.slow
 @needs_postgres
-def test_jobs_of_all_cells_train_at_a_time_and_each_process_has_its_own() -> None:
+def test_jobs_of_all_cells_train_at_a_time_and_each_process_has_its_own(capfd: pytest.CaptureFixture[str]) -> None:
     found = jobs_at_work.cell_figures(JOBS, SECONDS, CELLS)
+    assert capfd.readouterr().err == "", "cells answer each other"
     assert list(found) == [*PARTS, WHOLE]
     assert [found[part]["at_work"] for part in PARTS] == [2, 1], "what another cell has at work is counted there"
     assert adds_up(found, "at_work", "reports_a_second", "cores", "node_cores")
@@ -35,6 +37,7 @@ def test_jobs_of_all_cells_train_at_a_time_and_each_process_has_its_own() -> Non
     assert found[WHOLE]["database_ms_a_report"] > 0
 
 
+@pytest.mark.slow
 @needs_postgres
 def test_one_process_with_all_jobs_is_measured_likewise() -> None:
     found = jobs_at_work.cell_figures(JOBS, SECONDS, 1)
@@ -43,9 +46,11 @@ def test_one_process_with_all_jobs_is_measured_likewise() -> None:
     assert found["1 process"]["reports_a_second"] > 0
 
 
+@pytest.mark.slow
 @needs_postgres
-def test_reports_of_all_cells_are_acknowledged_at_a_time() -> None:
+def test_reports_of_all_cells_are_acknowledged_at_a_time(capfd: pytest.CaptureFixture[str]) -> None:
     found = reports.cell_figures(JOBS, ROUNDS, CELLS)
+    assert capfd.readouterr().err == "", "cells answer each other"
     assert list(found) == [*PARTS, WHOLE]
     assert adds_up(found, "reports", "reports_a_second", "cores", "home_cores")
     for row in found.values():
