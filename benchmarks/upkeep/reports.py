@@ -383,7 +383,8 @@ def main() -> None:
     add_cells(parser)
     options = parser.parse_args()
     check_cells(parser, options.cells, options.jobs)
-    rows, console, title = {}, Console(stderr=True), f"reports of {options.jobs} jobs"
+    rows: dict[str, dict[str, float]] = {}
+    console, title = Console(stderr=True), f"reports of {options.jobs} jobs"
     if options.cells is not None:
         for cells in sorted({1, options.cells}):
             rows |= cell_figures(options.jobs, options.rounds, cells)
