@@ -127,6 +127,7 @@ class LineToWork:
             asking = self._said(kind, FrontQuestion(what, nodes, address), self._at)
             before = kept if kept is None or kept.task.done() else kept.before
             kept = _Answer(now, asyncio.create_task(asking, name="ask-the-one-at-work"), before)
+            kept.task.add_done_callback(_heard)
             if len(self._shared) < MAX_KEPT:
                 self._shared[key] = kept
         if kept.before is not None and not kept.task.done() and kept.before.may_be_told(now):
@@ -191,6 +192,12 @@ class LineToWork:
         if self._at is not None:
             self._at.gone.set()
             self._at, self._left = None, _now()
+
+
+def _heard(asking: "asyncio.Task[Any]") -> None:
+    """Nobody may wait for it: that it failed is told to whoever asks next."""
+    if not asking.cancelled():
+        asking.exception()
 
 
 def _now() -> float:
