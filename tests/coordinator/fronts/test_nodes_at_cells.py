@@ -221,6 +221,7 @@ async def test_of_one_address_few_may_not_have_said_who_they_are(
     parted: Parted, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MAX_GREETING", 2)
+    monkeypatch.setattr(admission, "WAIT_S", 0.2)
     async with dialled(parted.url) as one, dialled(parted.url):
         with pytest.raises(aiohttp.WSServerHandshakeError) as refused:
             async with dialled(parted.url):
