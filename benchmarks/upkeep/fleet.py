@@ -17,7 +17,7 @@ artifacts are stand-ins; what coordinators decide, store and say is not. Figures
 * ``kilobytes_a_home``, ``rows_a_home``: of memory, when all jobs had begun, and in the database, before there was one.
 * ``stored`` and ``progress``: reports a second. ``beats``: heartbeats a second. ``let_go``: nodes that went to another cell since
   the beginning. ``cuts``: connections that ended meanwhile.
-* ``pages``: read a second, by ``--readers`` who read one after the other.
+* ``pages``: read a second, by ``--readers`` who read one after the other; each has been read once before.
 * ``beat``, ``ack``, ``page``, ``command``: milliseconds until a heartbeat was answered, a stored report acknowledged, a page
   there, a job shared or no longer; of all but one in a hundred.
 * ``lost``, ``back``: with ``--kill``, homes whose connection ended when one process was killed, and seconds until all were back.
@@ -134,6 +134,9 @@ async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, f
 
 async def _measured(town: Town, fleet: Fleet, job: str, options: argparse.Namespace) -> dict[str, float]:
     """What happens within the seconds that are asked for, while people read pages and send commands."""
+    for door in fleet.doors:
+        for page in PAGES:
+            await _read(fleet, door + page)
     fleet.measure_anew()
     cores, since = Cores(town), time.perf_counter()
     readers = [_pages(fleet, reader, options.seconds) for reader in range(options.readers)]
@@ -212,13 +215,17 @@ async def _pages(fleet: Fleet, reader: int, seconds: float) -> None:
     until, turn, url = time.perf_counter() + seconds, reader, fleet.doors[reader % len(fleet.doors)]
     while time.perf_counter() < until:
         began = time.perf_counter()
-        async with fleet.http.get(url + PAGES[turn % len(PAGES)]) as answer:
-            assert answer.status == 200, await answer.text()
-            await answer.read()
+        await _read(fleet, url + PAGES[turn % len(PAGES)])
         fleet.waits["page"].append(time.perf_counter() - began)
         fleet.counts["pages"] += 1
         turn += 1
         await asyncio.sleep(PAGE_EVERY_S)
+
+
+async def _read(fleet: Fleet, page: str) -> None:
+    async with fleet.http.get(page) as answer:
+        assert answer.status == 200, await answer.text()
+        await answer.read()
 
 
 async def _commands(fleet: Fleet, job: str, seconds: float) -> None:

@@ -39,7 +39,7 @@ class DrawBlocks:
             self._wake.clear()
             await self.poll()
             with contextlib.suppress(TimeoutError):
-                async with self._context.clock.timeout(POLL_S):
+                async with self._context.clock.timeout(POLL_S if self._waiting else None):
                     await self._wake.wait()
 
     async def poll(self) -> None:

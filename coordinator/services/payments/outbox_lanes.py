@@ -28,6 +28,7 @@ from ledger.errors import LedgerAnswerError, LedgerError, LedgerUnavailableError
 
 MAX_LANES = 16  # Jobs whose money moves at the same time: the ledger's endpoint limits connections.
 MAX_ROWS = 500  # Loaded at a time.
+REST_S = 2.0  # Where nothing is open; whoever queues a row wakes it.
 POLL_S = 0.5
 _ATTEMPTS: Mapping[OutboxKind, str] = {
     "fund": "opening the escrow",
@@ -58,6 +59,7 @@ class Lanes:
         self._carrier = Carrier(context, chain, self._store)
         self._trouble = ""
         self._wake = asyncio.Event()
+        self._has_open = False
         desk.on(LedgerRowQueued, lambda _work, _event: self._wake.set())
 
     async def run(self) -> None:
@@ -75,6 +77,7 @@ class Lanes:
             sent = (
                 await tx.find(OutboxRecord, col(OutboxRecord.state).equals("sent")) if len(rows) == MAX_ROWS else rows
             )
+            self._has_open = bool(rows)
             names = tuple(sorted({row.job for row in rows}))
             jobs = {job.id: job for job in await tx.find(Job, col(Job.id).in_(names))} if names else {}
         try:
@@ -98,7 +101,7 @@ class Lanes:
 
     async def _pause(self) -> None:
         try:
-            async with self._context.clock.timeout(POLL_S):
+            async with self._context.clock.timeout(POLL_S if self._has_open else REST_S):
                 await self._wake.wait()
         except TimeoutError:
             return
