@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 from common.log_lines import about
 
 T = TypeVar("T")
-E = TypeVar("E", bound="Asked[Any]")
+E = TypeVar("E", bound="Awaited[Any]")
 Q = TypeVar("Q")
 A = TypeVar("A")
 CLOSE_S = 5.0  # A database that does not answer keeps nobody from ending.
@@ -22,7 +22,7 @@ MAX_JOINT = 64  # Questions that are answered at once.
 MAX_SHARING = 32  # Errands of a transaction: each takes milliseconds, and whoever comes next waits for all of them.
 
 
-class Asked(Generic[T]):
+class Awaited(Generic[T]):
     """What somebody waits for."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Asked(Generic[T]):
             self.done.exception()  # Whoever waits may have left.
 
 
-class Errand(Asked[T]):
+class Errand(Awaited[T]):
     """One thing that is to be done with a job. ``then`` is done once after all errands of a job that name it."""
 
     def __init__(
@@ -77,7 +77,7 @@ class Errand(Asked[T]):
 
 
 @contextmanager
-def told(asked: Sequence[Asked[Any]]) -> Iterator[None]:
+def told(asked: Sequence[Awaited[Any]]) -> Iterator[None]:
     """Whoever asked hears why there is no answer, where the body fails; what ends this process goes on."""
     try:
         yield
@@ -137,7 +137,7 @@ class Errands(Generic[E]):
             raise
 
 
-class _Question(Asked[A], Generic[Q, A]):
+class _Question(Awaited[A], Generic[Q, A]):
     def __init__(self, asked: Q) -> None:
         super().__init__()
         self.asked = asked
