@@ -80,7 +80,10 @@ class Federations:
         return federated is not None and node in federated.owners
 
     async def _led(self, node: NodeAddress, asked: FederationWish) -> FederationTold:
-        """What a job of another cell grants: that cell is asked where it is more than a look."""
+        """What a job of another cell grants: that cell is asked where it is more than a look.
+
+        While nobody carries it, whatever else the node says waits here, but for its heartbeats.
+        """
         problem = ""
         if asked.what != "look" and self._beside is not None:
             try:

@@ -51,9 +51,7 @@ TURN_S: Final = 0.5
 KEPT_S: Final = 10.0  # For so long a cell that does not answer is told again who has come.
 CLAIM_KEPT_S: Final = 60.0  # And what payees ask for, who may not do so again for ten minutes.
 MAX_CLAIMS_KEPT: Final = 5_000  # For each cell, as many as it takes in ten minutes.
-WISH_S: Final = (
-    10.0  # For so long a federation's cell is waited for: another coordinator carries it after three seconds or so.
-)
+WISH_S: Final = 10.0  # For so long a federation's cell is waited for: another one carries it after three seconds or so.
 
 LOG = logging.getLogger(__name__)
 

@@ -28,7 +28,7 @@ from tests.coordinator.cells.test_shared_records import share
 from tests.coordinator.cells.towns import CellTown, TownNode
 from tests.coordinator.conftest import until
 from tests.coordinator.fakes import spec
-from tests.coordinator.payments.test_settlement import DEAR, earning
+from tests.coordinator.payments.test_settlement import DEAR, earning, payee
 
 ROUNDS = 5
 
@@ -153,15 +153,13 @@ async def test_a_cell_grants_nothing_of_a_job_of_another(town: CellTown) -> None
 
 
 async def test_a_claim_is_told_to_the_cells_whose_jobs_owe_something_and_to_no_other(town: CellTown) -> None:
-    [mine] = await town.come(1, 1)
+    mine, *_ = await town.come(4, 1)
     session, benches = session_of(town, mine), town.benches
-    owing = [await benches[cell].job(nodes=0) for cell in (1, 2)]
-    for bench, job in zip(benches[1:], owing, strict=True):
+    for bench, state in zip(benches, ("pending", "verified", "verified"), strict=True):
+        job = await bench.job(nodes=0)
         async with bench.store.transaction() as tx:
             for number in range(2):
-                await tx.insert(share(job, number, payout=session.payout, state="verified"))
-    async with benches[0].store.transaction() as tx:
-        await tx.insert(share(await benches[0].job(nodes=0), 0, payout=session.payout))
+                await tx.insert(share(job, number, payout=session.payout, state=state))
     await benches[1].parts.conversation.receive(session, Claim())
     assert benches[1].beside.claims == [(session.payout, 2)], "what waits in the first cell is not verified yet"
     assert benches[1].parts.settlement._claimed.keys() == {session.payout}
@@ -242,24 +240,24 @@ async def test_a_wish_waits_for_whoever_comes_to_carry_the_cell(monkeypatch: pyt
 
 async def test_a_claim_is_kept_until_the_cell_hears_it_and_paid_there_once() -> None:
     async with cells_at_doors(DEAR, count=2) as at:
-        payee = "a payee"
-        job, door = await earning(at.benches[1], {payee: 9_000}), at.doors.pop(1)
+        mine = payee(9)
+        job, door = await earning(at.benches[1], {mine: 9_000}), at.doors.pop(1)
         asking = at.asking[0]
         async with running(asking):
-            asking.claim(payee, [1])
+            asking.claim(mine, [1])
             await asyncio.sleep(1.2)
             assert await at.benches[1].rows(job, "settle") == []
             at.doors[1] = "http://127.0.0.1:9"
             await until(lambda: 1 in asking._silent)
             at.doors[1] = door
             await until(lambda: not any(asking._claims.values()))
-            await until(lambda: at.benches[1].parts.settlement._claimed.keys() == {payee})
-            asking.claim(payee, [1])
+            await until(lambda: at.benches[1].parts.settlement._claimed.keys() == {mine})
+            asking.claim(mine, [1])
             await until(lambda: not any(asking._claims.values()))
         await at.benches[1].parts.lanes.drain()
         assert len(await at.benches[1].rows(job, "settle")) == 1
         async with at.benches[1].store.transaction() as tx:
-            paid = await tx.find(CommitRecord, col(CommitRecord.payout).equals(payee))
+            paid = await tx.find(CommitRecord, col(CommitRecord.payout).equals(mine))
         assert [one.settlement is not None for one in paid] == [True]
 
 
