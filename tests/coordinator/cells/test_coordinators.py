@@ -315,8 +315,8 @@ async def test_owners_join_a_federation_from_wherever_they_are_and_work_for_it(t
     async with wandering(town, 3) as nodes:
         await until(lambda: all(node.welcomes for node in nodes))
         await known(town, 3)
-        await until(lambda: [len(one.parts.nodes.sessions()) for one in town.houses().values()] == [1, 1, 1])
-        house = town.houses()[2]
+        house = min(town.houses().values(), key=lambda one: len(one.parts.nodes.sessions()))
+        assert len(house.parts.nodes.sessions()) < 3, "some are elsewhere"
         job = (await house.parts.jobs.create(NewJob(document([node.key.address for node in nodes], least=3)))).id
         await house.parts.jobs.fund(job)
         for node in nodes:
@@ -325,7 +325,7 @@ async def test_owners_join_a_federation_from_wherever_they_are_and_work_for_it(t
             told = await asked(node, FederationWish(JobId(job), "join", terms_digest(seen)))
             assert (told.joined, told.problem) == (True, "")
         [done] = await rested(town, [job])
-        assert (done.state, done.reason, done.rounds_done) == (JobState.SETTLED, "", ROUNDS)
+        assert (done.state, done.rounds_done) == (JobState.SETTLED, ROUNDS), done.reason
         assert {owner.node for owner in done.owners} == {node.key.address for node in nodes}
         told = await asked(nodes[0], FederationWish(JobId(job), "leave"))
         assert (told.joined, told.owners) == (False, 2)
