@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -58,6 +58,7 @@ from protocol.identity import NodeKey
 TEST_FUNDS = Amount(1_000_000_000_000)  # A million tokens: more than any test on one PC will spend.
 TEST_LAMPORTS = 1_000_000_000_000
 CONNECTIONS: Final = web.AppKey("connections", Connections)
+NODES: Final = web.AppKey("nodes", NodeSocket)
 SHUTDOWN_S = 5.0  # Connections that are still busy by then are cut.
 
 LOG = logging.getLogger(__name__)
@@ -158,7 +159,8 @@ def _application(
     """What is served: nodes' connections, the interface and pages, and what other coordinators ask."""
     seal, context = FrontSeal(key.seed), parts.context
     app = web.Application(middlewares=[measured(context.metrics), misdirected(seal)])
-    NodeSocket(context, parts.nodes, parts.conversation, parts.patience, seal).setup(app)
+    app[NODES] = NodeSocket(context, parts.nodes, parts.conversation, parts.patience, seal)
+    app[NODES].setup(app)
     assert parts.checks is not None
     services = add_interface(app, parts, uploads, parts.checks, artifacts, auth)
     app[CONNECTIONS] = Connections(context.config.behind_proxy)
@@ -281,7 +283,8 @@ async def _work(
             loops = parts.loops()
             if own is not None:
                 loops["auditor"] = partial(own.run, url)
-            await _loop(loops, *ends)
+            with nullcontext() if beside is None else beside.others.taking(beside.cell.number, app[NODES]):
+                await _loop(loops, *ends)
         finally:
             await runner.cleanup()
 

@@ -3,13 +3,13 @@
 ::
 
     port          a front (web.fronts): leads people, programs and nodes to the cell that they are about
-    other ports   one for each cell that this process carries, for fronts
+    other ports   one for each cell that this process carries, for fronts of other ones
 """
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -29,6 +29,7 @@ from coordinator.store.owner_rows import OwnerRows
 from coordinator.store.ownership import Ownership
 from coordinator.store.processes import Processes
 from coordinator.web.connections import IDLE_S, Connections, listen
+from coordinator.web.signal import NodeSocket
 from ledger.errors import LedgerError
 from protocol.identity import NodeKey
 
@@ -43,6 +44,16 @@ class CellsAtWork:
     def __init__(self, owners: Sequence[Ownership]) -> None:
         """``owners``: of the cells, in their order."""
         self.owners = owners
+        self.here: dict[int, NodeSocket] = {}
+
+    @contextmanager
+    def taking(self, cell: int, nodes: NodeSocket) -> Iterator[None]:
+        """Let the front of this process bring nodes of a cell straight to ``nodes`` meanwhile."""
+        self.here[cell] = nodes
+        try:
+            yield
+        finally:
+            del self.here[cell]
 
     def doors(self) -> Mapping[int, str]:
         """Where each cell is served that is."""
@@ -125,7 +136,7 @@ async def _front(
     config: Config, clock: Clock, at_work: CellsAtWork, key: NodeKey, ready: Callable[[str], None]
 ) -> AsyncIterator[None]:
     doors = [lambda owner=owner: owner.at_work for owner in at_work.owners]
-    async with front_of(config, clock, doors, key, at_work.states) as app:
+    async with front_of(config, clock, doors, key, at_work.states, at_work.here) as app:
         runner = web.AppRunner(app, shutdown_timeout=0.1, keepalive_timeout=IDLE_S)
         await runner.setup()
         assert runner.server is not None

@@ -2,9 +2,10 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import ClientTimeout, DummyCookieJar, TCPConnector, web
@@ -38,6 +39,7 @@ from coordinator.web.fronts.line import LineToWork
 from coordinator.web.fronts.node_lines import NodeLines
 from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.services import Services
+from coordinator.web.signal import NodeSocket
 from protocol.identity import NodeKey
 
 LED = ClientTimeout(total=300.0, sock_connect=30.0)  # Where a question has no limit of its own.
@@ -46,7 +48,12 @@ MAX_LED = 0  # Connections to the one at work: as many as there are nodes and re
 
 @asynccontextmanager
 async def front_of(
-    config: Config, clock: Clock, doors: Sequence[Callable[[], str]], key: NodeKey, states: CellStates = nothing_told
+    config: Config,
+    clock: Clock,
+    doors: Sequence[Callable[[], str]],
+    key: NodeKey,
+    states: CellStates = nothing_told,
+    here: Mapping[int, NodeSocket] = MappingProxyType({}),
 ) -> AsyncIterator[web.Application]:
     """A front, ready to be served.
 
@@ -54,6 +61,7 @@ async def front_of(
         doors: base addresses of the coordinators at work, one for each cell in their order; empty: none is known.
         key: the coordinator's, which all of them have.
         states: what cells have told of themselves lately, by their numbers.
+        here: where cells take nodes that this process carries, by their numbers.
     """
     async with AsyncExitStack() as stack:
         way = TCPConnector(limit=MAX_LED)
@@ -66,8 +74,8 @@ async def front_of(
         seal = FrontSeal(key.seed)
         each = [LineToWork(door, seal, http, context.bus, store.fits) for door in doors]
         lines, choice, headers = LinesToWork(each), CellChoice(states), FrontHeaders(seal, config.behind_proxy)
-        cells = NodeCells(store, clock, lines, choice, config.return_seconds)
-        leading = Leading(lines, seal, headers, NodeLines(lines, headers, cells, clock), choice)
+        cells = NodeCells(store, clock, lines, choice, config.return_seconds, here.keys())
+        leading = Leading(lines, seal, headers, NodeLines(lines, headers, cells, clock, here), choice)
         app = web.Application(middlewares=[leading.lead])
         auth = Auth(store, clock, config, budgets=Budgets(store, clock))
         application.setup(app, _services(context, lines, key.address), elsewhere, auth, IdempotentAnswers(store, clock))

@@ -3,10 +3,11 @@
     python -m benchmarks.upkeep.cell_storm [--kills 100] [--crashes 15]
 
 Three coordinators of one PostgreSQL carry three cells. Three jobs run at a time on real nodes, with real money of the embedded
-ledger, and another one begins whenever one ends. Coordinators are killed with -9, frozen until others carry their cells, and
-ended, PostgreSQL is killed with -9 and started again, at instants and in an order by lot; some strikes come together. Afterwards
-it is looked at every job, wallet and escrow. Writes ``build/bench/cell_storm.json``; the exit code is 1 where something is wrong.
-Fewer strikes take less time: some 12 s each, and as much as a job takes at the end.
+ledger, and another one begins whenever one ends. Coordinators are killed with -9; for each two of these one is frozen, or cut
+off from the database, until others carry its cells, or ended. PostgreSQL is killed with -9 and started again. Instants and order
+are by lot; some strikes come together. Afterwards it is looked at every job, wallet and escrow. Writes
+``build/bench/cell_storm.json``; the exit code is 1 where something is wrong. Fewer strikes take less time: some 12 s each, and as
+much as a job takes at the end.
 """
 
 import argparse
@@ -78,7 +79,7 @@ def figures(run: CellStorm, outcomes: Sequence[Outcome], found: Losses) -> dict[
 def main(arguments: list[str]) -> int:
     """Run, print, publish."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=100, help="strikes of coordinators (%(default)s)")
+    parser.add_argument("--kills", type=int, default=100, help="of coordinators, with -9 (%(default)s)")
     parser.add_argument("--crashes", type=int, default=15, help="of PostgreSQL (%(default)s)")
     parser.add_argument("--rounds", type=int, default=SMALL.rounds, help="of each job (%(default)s)")
     parser.add_argument("--seed", type=int, default=1, help="of instants and order (%(default)s)")

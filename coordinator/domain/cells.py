@@ -11,6 +11,7 @@ import msgspec
 
 DIGITS: Final = 7  # Hexadecimal, of a job's name: 28 bits, which every database has as a whole number.
 MAX_CELLS: Final = 16
+MORE: Final = 8  # One node in so many that a cell has more to spare than another one makes no difference.
 MAX_NAMED: Final = 256  # Nodes that a cell names to the others as claimed, and as wished for: 44 bytes each.
 ARRIVE_S: Final = 2.0  # Who has just come is let go where a job elsewhere waits for it, and no sooner.
 STAY_S: Final = 10.0  # For any other reason later, so that nobody wanders to and fro.
@@ -142,14 +143,20 @@ def may_part(own: CellState, others: Mapping[int, CellState]) -> bool:
     return own.auditors == 1 and own.looks == 0 and any(state.looks for state in without)
 
 
-def place(states: Mapping[int, CellState], cells: Collection[int]) -> int:
-    """The one of ``cells`` that lacks nodes most, for a node that may work anywhere; of equals the one with the fewest."""
+def place(states: Mapping[int, CellState], cells: Collection[int], here: Collection[int] = ()) -> int:
+    """The one of ``cells`` that lacks nodes most, for a node that may work anywhere; of equals the one with the fewest.
+
+    Where none lacks any, one that is ``here`` is taken before those that have a few less to spare.
+    """
 
     def lacks(cell: int) -> tuple[int, int, int]:
         state = states.get(cell, CellState())
         return state.idle - state.wanted, state.nodes, cell
 
-    return min(cells, key=lacks)
+    first = min(cells, key=lacks)
+    least = max(0, lacks(first)[0])
+    near = [cell for cell in cells if cell in here and lacks(cell)[0] <= least + least // MORE]
+    return min(near, key=lacks, default=first) if lacks(first)[0] >= 0 else first
 
 
 def room(states: Mapping[int, CellState], cells: Collection[int]) -> int:

@@ -9,11 +9,19 @@ from common.clock import Clock
 from coordinator.domain.cells import Cell
 from coordinator.store.statement_line import StatementLine
 
-_LOOK = "SELECT {number}, holder, fence, beats, address, files, door, cells, state FROM {table}"
+_LOOK = "SELECT {number}, holder, fence, beats, address, files, door, cells, state, {connected} FROM {table}"
+CALLED = "cottage "  # Connections of an owner: so and with its name.
+_CONNECTED = """
+EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = '{called}' || {name})
+"""
 
 
 class OwnerRow(NamedTuple):
-    """What is said of a cell's owner; ``holder``: empty where nobody carries it."""
+    """What is said of a cell's owner.
+
+    Attributes:
+        holder: empty where nobody carries it. ``is_connected``: the database has connections of its.
+    """
 
     holder: str
     fence: int
@@ -23,6 +31,7 @@ class OwnerRow(NamedTuple):
     door: str
     cells: int
     state: str
+    is_connected: bool
 
     @property
     def url(self) -> str:
@@ -36,7 +45,10 @@ class OwnerRows:
 
     def __init__(self, url: str, clock: Clock, cells: Sequence[Cell], shared: float = 0.0) -> None:
         self._line, self._clock, self._shared = StatementLine(url), clock, shared
-        self._statement = " UNION ALL ".join(_LOOK.format(number=one.number, table=table_of(one)) for one in cells)
+        has = connected("holder")
+        self._statement = " UNION ALL ".join(
+            _LOOK.format(number=one.number, table=table_of(one), connected=has) for one in cells
+        )
         self._turn = asyncio.Lock()
         self._rows: Mapping[int, OwnerRow] = {}
         self._read = -inf
@@ -61,6 +73,11 @@ class OwnerRows:
     async def close(self) -> None:
         """Close the connection."""
         await self._line.close()
+
+
+def connected(column: str) -> str:
+    """SQL: whether the database has a connection of the one whose name a column has."""
+    return _CONNECTED.format(called=CALLED, name=column)
 
 
 def table_of(cell: Cell) -> str:

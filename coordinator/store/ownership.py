@@ -1,8 +1,9 @@
 """One PostgreSQL database has one coordinator at work: who it is, and how another one takes over from it.
 
 A row says who works, and its ``beats`` grow while it does. Whoever has watched a row for ``STALE_S`` that stood still, with a
-database that answered all the while, takes it over; so no clock of two machines is compared, and a database that was away for a
-while costs nobody its place. ``fence`` grows with each owner. Every transaction of an owner reads it first, and so holds the
+database that answered all the while, takes it over; ``GONE_S`` are enough once the database has lost all connections of its
+owner, which a process that dies loses at once. So no clock of two machines is compared, and a database that was away for a while
+costs nobody its place. ``fence`` grows with each owner. Every transaction of an owner reads it first, and so holds the
 table's lightest lock until its end. Taking over asks for the heaviest one: it waits for what is under way, and whatever begins
 later sees another fence and changes nothing. An owner that stands still with a transaction open has its connections ended.
 Source: fencing tokens, M. Kleppmann, "Designing Data-Intensive Applications" (2017), chapter 8; explicit locking, PostgreSQL's
@@ -33,10 +34,11 @@ from common.urls import parse_url
 from coordinator.domain.cells import WHOLE, Cell
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.store.faults import UNUSABLE, answering, unusable
-from coordinator.store.owner_rows import OwnerRow, OwnerRows, table_of
+from coordinator.store.owner_rows import CALLED, OwnerRow, OwnerRows, table_of
 from coordinator.store.statement_line import StatementLine
 
 STALE_S = 3.0  # A process that computes for a second or two on end keeps its place.
+GONE_S = 1.0  # Within it one comes back whose connections the database ended.
 BEAT_S = 0.5
 FREE_S = 2.0  # Who ends waits no longer for a database that is away: the next one finds that it stands still.
 
@@ -100,13 +102,14 @@ class Ownership:
     ) -> None:
         """``address``: of the coordinator's key; ``files``: where its artifacts lie. Both are the same for all of them."""
         self._engine, self._rows, self._clock, self._files = engine, rows, clock, files
-        self._line = StatementLine(engine.url.render_as_string(hide_password=False))
         # A version that knows no cells finds another key at work, and takes over nothing.
         self._address = address if cell.of == 1 else f"{address}, in {cell.of} cells"
         self._holder = secrets.token_hex(8)
+        self._line = StatementLine(engine.url.render_as_string(hide_password=False), self.name)
         self._table = table_of(cell)
         self._seen: OwnerRow | None = None
         self._since = 0.0
+        self._met = ""  # A holder of whom a connection has been seen.
         self._door = ""
         self.cell = cell
         self.fence = 0
@@ -141,7 +144,7 @@ class Ownership:
 
     @property
     def name(self) -> str:
-        """What connections of its transactions are called (``application_name``)."""
+        """What its connections are called (``application_name``)."""
         return _name(self._holder)
 
     async def take(self, may: bool = True) -> bool:
@@ -160,12 +163,15 @@ class Ownership:
             raise
         self.at_work, self.state = seen.url, seen.state if seen.holder else ""
         now = self._clock.now()
-        if seen.holder and seen != self._seen:
+        if seen.is_connected:
+            self._met = seen.holder
+        as_said = seen._replace(is_connected=False)
+        if seen.holder and as_said != self._seen:
             if self._seen is not None:  # It lives.
                 self._compare(seen)
-            self._seen, self._since = seen, now
+            self._seen, self._since = as_said, now
             return False
-        if not may or (seen.holder and now - self._since < STALE_S):
+        if not may or (seen.holder and now - self._since < self._patience(seen)):
             return False
         return await self._take(seen)
 
@@ -240,8 +246,14 @@ class Ownership:
         self.fence, self.is_compared = seen.fence + 1, True
         self.at_work = self.state = ""
         if seen.holder:
-            LOG.warning("the coordinator that was at work has said nothing for %g s: this one takes over", STALE_S)
+            LOG.warning(
+                "the coordinator that was at work has said nothing for %g s: this one takes over", self._patience(seen)
+            )
         return True
+
+    def _patience(self, seen: OwnerRow) -> float:
+        """Seconds for which one may stand still. Who never had a connection of that name has another version's."""
+        return GONE_S if seen.holder == self._met and not seen.is_connected else STALE_S
 
     async def _end_all(self, connection: AsyncConnection) -> None:
         """Put an end to the owners of cells of another number: each would carry jobs that are somebody else's by now."""
@@ -287,4 +299,4 @@ async def _make(connection: AsyncConnection, table: str) -> None:
 
 
 def _name(holder: str) -> str:
-    return f"cottage {holder}"
+    return CALLED + holder

@@ -1,7 +1,8 @@
 """The coordinators of one database that live, and how many cells each carries: so that these are shared evenly.
 
-A row for each, whose ``beats`` grow; who has watched one stand still for ``STALE_S`` takes it for dead, by its own clock. Nothing
-that must be right hangs on it: who carries a cell is said by that cell's own row (``store.ownership``).
+A row for each, whose ``beats`` grow; who has watched one stand still for ``STALE_S``, or for ``GONE_S`` without a connection,
+takes it for dead, by its own clock. Nothing that must be right hangs on it: who carries a cell is said by that cell's own row
+(``store.ownership``).
 """
 
 import asyncio
@@ -9,6 +10,7 @@ import logging
 import math
 import secrets
 from contextlib import suppress
+from typing import NamedTuple
 
 from sqlalchemy import text
 from sqlalchemy.ext.asyncio import create_async_engine
@@ -17,7 +19,8 @@ from sqlalchemy.pool import NullPool
 from common.clock import Clock
 from coordinator.errors import StoreAwayError
 from coordinator.store.faults import UNUSABLE, unusable
-from coordinator.store.ownership import BEAT_S, STALE_S
+from coordinator.store.owner_rows import CALLED, connected
+from coordinator.store.ownership import BEAT_S, GONE_S, STALE_S
 from coordinator.store.statement_line import StatementLine
 
 SETTLE_S = 2.0  # Who has just come, or has just taken or given up a cell, is looked at again first.
@@ -37,10 +40,22 @@ WITH beat AS (
     INSERT INTO cottage_process VALUES (:name, 1, :cells)
     ON CONFLICT (name) DO UPDATE SET beats = cottage_process.beats + 1, cells = excluded.cells
     RETURNING name, beats, cells)
-SELECT * FROM beat UNION ALL SELECT name, beats, cells FROM cottage_process WHERE name <> :name
+SELECT *, true FROM beat UNION ALL
 """
-_LOOK = "SELECT name, beats, cells FROM cottage_process"
+_OTHERS = "SELECT name, beats, cells, {connected} FROM cottage_process WHERE name <> :name"
 _FORGET = "DELETE FROM cottage_process WHERE name = :name"
+
+
+class _Seen(NamedTuple):
+    """A row; ``since``: when it began to stand still."""
+
+    beats: int
+    cells: int
+    is_connected: bool
+    since: float
+
+    def lives(self, now: float) -> bool:
+        return now - self.since < (STALE_S if self.is_connected else GONE_S)
 
 
 class Processes:
@@ -50,10 +65,11 @@ class Processes:
         held: cells that it carries now. ``one_at_a_time``: held while it takes one, so that it takes no more than its share.
     """
 
-    def __init__(self, line: StatementLine, clock: Clock, cells: int) -> None:
-        self._line, self._clock, self._cells = line, clock, cells
+    def __init__(self, url: str, clock: Clock, cells: int) -> None:
         self._name = secrets.token_hex(8)
-        self._seen: dict[str, tuple[int, int, float]] = {}  # Name -> beats, cells, and since when these are so.
+        self._line, self._clock, self._cells = StatementLine(url, CALLED + self._name), clock, cells
+        self._seen: dict[str, _Seen] = {}
+        self._others_as_seen = _OTHERS.format(connected=connected("name"))
         self._since, self._looked = clock.now(), -math.inf
         self._unable_until, self._pause = -math.inf, AWAY_S
         self.held: set[int] = set()
@@ -76,7 +92,7 @@ class Processes:
                 await engine.dispose()
         except UNUSABLE as error:
             raise unusable(url, error) from error
-        return cls(StatementLine(url), clock, cells)
+        return cls(url, clock, cells)
 
     async def run(self) -> None:
         """For ever: say that this one lives, and see who else does. That the database is away is told once, and its end too."""
@@ -96,14 +112,13 @@ class Processes:
 
     async def look(self) -> None:
         """Once."""
-        rows = await (
-            self._line.rows(_BEAT, name=self._name, cells=len(self.held)) if self._is_able() else self._line.rows(_LOOK)
-        )
+        beat, values = (_BEAT, {"cells": len(self.held)}) if self._is_able() else ("", {})
+        rows = await self._line.rows(beat + self._others_as_seen, name=self._name, **values)
         self._looked = now = self._clock.now()
         before, self._seen = self._seen, {}
-        for name, beats, cells in rows:
-            since = before[name][2] if name in before and before[name][0] == beats else now
-            self._seen[name] = beats, cells, since
+        for name, beats, cells, is_connected in rows:
+            since = before[name].since if name in before and before[name].beats == beats else now
+            self._seen[name] = _Seen(beats, cells, is_connected, since)
             if now - since > FORGET_S:
                 await self._line.changed(_FORGET, name=name)
 
@@ -153,5 +168,4 @@ class Processes:
     def _others(self) -> list[int]:
         """How many cells each other one carries that lives."""
         now = self._clock.now()
-        seen = [(name, cells, since) for name, (_, cells, since) in self._seen.items()]
-        return [cells for name, cells, since in seen if name != self._name and now - since < STALE_S]
+        return [one.cells for name, one in self._seen.items() if name != self._name and one.lives(now)]

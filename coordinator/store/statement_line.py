@@ -24,8 +24,10 @@ T = TypeVar("T")
 class StatementLine:
     """Connects when it is first asked. What is said may be said twice: it is where the connection had died while it rested."""
 
-    def __init__(self, url: str) -> None:
-        self._engine = create_async_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT")
+    def __init__(self, url: str, name: str = "") -> None:
+        """``name``: what the database calls the connection (``application_name``)."""
+        settings = {"server_settings": {"application_name": name}} if name else {}
+        self._engine = create_async_engine(url, poolclass=NullPool, isolation_level="AUTOCOMMIT", connect_args=settings)
         self._rests: AsyncConnection | None = None
         self._turn = asyncio.Lock()
 

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Protocol
+from typing import Any, Protocol
 
 from aiohttp import WSMsgType, web
 
@@ -117,16 +117,18 @@ async def _in_turn(waiting: _Waiting) -> AsyncIterator[tuple[NodeMessage, list[R
 
 
 @dataclass(frozen=True)
-class _Place:
+class NodePlace:
     """Where a connection comes in: the name it asked for, where it is from, what counts it until it has said who it is.
 
-    ``nonce``: what a front has challenged the node with; None: nobody has yet.
+    Attributes:
+        nonce: what a front has challenged the node with; None: nobody has yet. ``hello``: what it answered, where that was heard.
     """
 
     host: str
     address: str
     greeting: contextlib.ExitStack
     nonce: bytes | None
+    hello: Hello | None = None
 
 
 class NoHelloError(Exception):
@@ -186,7 +188,7 @@ class NodeSocket:
         self._nodes = nodes
         self._conversation = conversation
         self._patience = patience
-        self._open: set[_Outgoing] = set()
+        self._open: dict[_Outgoing, asyncio.Task[Any]] = {}
 
     def setup(self, app: web.Application) -> None:
         """Add the route, and let go of everybody when the application stops."""
@@ -201,20 +203,25 @@ class NodeSocket:
             greeting.enter_context(self._nodes.greeting(address))
             socket = web.WebSocketResponse(max_msg_size=MAX_FRAME, heartbeat=20.0, timeout=CLOSE_S, compress=False)
             await socket.prepare(request)
-            outgoing = _Outgoing(socket)
-            self._open.add(outgoing)
-            writer = asyncio.create_task(outgoing.write(), name="write-to-node")
             nonce = None if self._seal is None else self._seal.nonce_of(request.headers)
-            try:
-                await self._talk(_Place(request.host[:200], address, greeting, nonce), socket, outgoing)
-            finally:
-                self._open.discard(outgoing)
-                outgoing.close("the connection ended")
-                with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
-                    await within(CLOSE_S, writer)
+            await self.take(socket, NodePlace(request.host[:200], address, greeting, nonce))
         return socket
 
-    async def _talk(self, place: "_Place", socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:
+    async def take(self, socket: web.WebSocketResponse, place: NodePlace) -> None:
+        """A connection that is open, to its end; also one at which a front of this process has heard who the node is."""
+        outgoing, handling = _Outgoing(socket), asyncio.current_task()
+        assert handling is not None
+        self._open[outgoing] = handling
+        writer = asyncio.create_task(outgoing.write(), name="write-to-node")
+        try:
+            await self._talk(place, socket, outgoing)
+        finally:
+            del self._open[outgoing]
+            outgoing.close("the connection ended")
+            with contextlib.suppress(asyncio.CancelledError, ConnectionError, TimeoutError):
+                await within(CLOSE_S, writer)
+
+    async def _talk(self, place: NodePlace, socket: web.WebSocketResponse, outgoing: _Outgoing) -> None:
         session: NodeSession | None = None
         try:
             with tracing.span("node connects", ""):
@@ -278,13 +285,13 @@ class NodeSocket:
             await waiting.put(None)
 
     async def _greet(
-        self, place: "_Place", socket: web.WebSocketResponse, outgoing: _Outgoing
+        self, place: NodePlace, socket: web.WebSocketResponse, outgoing: _Outgoing
     ) -> tuple[NodeSession, Hello] | None:
         nonce, host = place.nonce or self._context.entropy(32), place.host
         if place.nonce is None:
             outgoing.send(Challenge(nonce, host))
         try:
-            hello, _ = await hello_from(socket)
+            hello = place.hello or (await hello_from(socket))[0]
         except NoHelloError as error:
             outgoing.close(str(error))
             return None
@@ -316,5 +323,8 @@ class NodeSocket:
         return message
 
     async def _drain(self, _app: web.Application) -> None:
-        for outgoing in tuple(self._open):
+        ending = dict(self._open)
+        for outgoing in ending:
             outgoing.close("the coordinator stops: come back in a moment")
+        if ending:  # Those that a front has brought are nobody else's to wait for.
+            await asyncio.wait(ending.values(), timeout=CLOSE_S)

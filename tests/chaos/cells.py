@@ -1,8 +1,8 @@
 """Jobs of a network in cells, one after the other on each of several places, while coordinators and their database are struck.
 
 Three coordinators carry the cells beside each other. At instants that a seed draws one is killed, frozen until others carry its
-cells, or ended, or PostgreSQL is killed and started again; some strikes come while cells still change hands. It goes on until all
-strikes were made, and every job that was handed in has ended.
+cells, cut off from the database for as long, or ended, or PostgreSQL is killed and started again; some strikes come while cells
+still change hands. It goes on until all strikes were made, and every job that was handed in has ended.
 """
 
 import asyncio
@@ -22,11 +22,12 @@ from coordinator.cli import EXIT_DATA
 from coordinator.client import Client
 from coordinator.client.errors import ClientError
 from ledger.client import Ledger
+from tests.chaos.database_line import DatabaseLine
 from tests.chaos.fronts import EveryDoor
 from tests.chaos.storm import ENDED, LOOPBACK, STARTING_S, Outcome
 from tests.chaos.takeovers import LOOK_S, Door, Manner, Takeovers, says, thaw
 
-ALL = ("killed", "frozen", "ended", "database killed")
+ALL = ("killed", "frozen", "cut off", "ended", "database killed")
 UP = "cottage_database_up 1"
 ANSWER_S = 20.0  # A request waits at a front for as long as somebody may take over.
 ENDS_S = 10.0
@@ -36,7 +37,7 @@ TOLD_S = 3.0  # Within it every front has heard how each cell does.
 PAUSE_S = (1.0, 6.0)
 SOON_S = (0.0, 4.0)  # After the strike before, whose cells are about to be taken over.
 DOWN_S = (0.2, 3.0)
-FROZEN_S = (0.0, 4.0)  # Beyond what others need to take over.
+AWAY_S = (0.0, 4.0)  # Frozen or cut off: beyond what others need to take over.
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,14 @@ class CellStorm(Takeovers):
     handed_in: list[str] = field(default_factory=list)
     over: int = 0
     started_again: int = 0
+    lines: dict[int, DatabaseLine] = field(default_factory=dict)
+
+    async def __aexit__(self, *errors: object) -> None:
+        for line in self.lines.values():
+            line.heal(breaks=True)
+        await super().__aexit__(*errors)
+        for line in self.lines.values():
+            await line.close()
 
     async def jobs_to_the_end(self) -> list[Outcome]:
         """Everything, in order."""
@@ -196,8 +205,12 @@ class CellStorm(Takeovers):
             await self._run_again(port)
 
         async def goes_on() -> None:
-            await asyncio.sleep(self._chance.uniform(*FROZEN_S))
+            await asyncio.sleep(self._chance.uniform(*AWAY_S))
             thaw(role)
+
+        async def reached() -> None:
+            await asyncio.sleep(self._chance.uniform(*AWAY_S))
+            self.lines[port].heal(breaks=self._chance.random() < 0.5)
 
         async def nothing() -> None:
             """It is made good already."""
@@ -212,6 +225,9 @@ class CellStorm(Takeovers):
             case "frozen":
                 self.household.freeze(role)
                 return began, goes_on
+            case "cut off":
+                self.lines[port].cut_off()
+                return began, reached
             case "ended":
                 role.may_end = True
                 role.process.terminate()
@@ -253,6 +269,13 @@ class CellStorm(Takeovers):
         await self._run(port)
         self.roles[port].may_end = True  # Until it is ready.
 
+    async def _database_for(self, port: int) -> str:
+        assert self.postgres is not None
+        if port not in self.lines:
+            self.lines[port] = DatabaseLine(self.postgres.folder)
+            await self.lines[port].start()
+        return self.database.replace(str(self.postgres.folder), str(self.lines[port].folder))
+
     def _ports(self) -> list[int]:
         assert self.door is not None
         return list(self.door.ports)
@@ -273,11 +296,11 @@ def _carried(process: int) -> int:
     return sum(one.status == psutil.CONN_LISTEN for one in connections) - 1
 
 
-def planned(seed: int, strikes: int, crashes: int) -> list[Manner]:
-    """So many strikes of coordinators, every second one with ``kill -9``, and crashes of the database, in an order by lot."""
-    turn: Sequence[Manner] = ("killed", "frozen", "killed", "ended")
-    plan: list[Manner] = [turn[number % len(turn)] for number in range(strikes)]
-    plan += ["database killed"] * crashes
+def planned(seed: int, kills: int, crashes: int) -> list[Manner]:
+    """So many ``kill -9`` of coordinators, half as many other strikes, and crashes of the database, in an order by lot."""
+    turn: Sequence[Manner] = ("frozen", "cut off", "ended")
+    others = [turn[number % len(turn)] for number in range(kills // 2)]
+    plan: list[Manner] = [*["killed"] * kills, *others, *["database killed"] * crashes]
     random.Random(seed).shuffle(plan)
     return plan
 

@@ -23,7 +23,7 @@ from tests.chaos.storm import ENDED, LOOPBACK, PRICE_PER_PETAFLOP, RETURN_S, STA
 from tests.support.addresses import free_port
 from tests.support.databases import Postgres
 
-Manner = Literal["killed", "frozen", "ended", "front killed", "database killed"]
+Manner = Literal["killed", "frozen", "ended", "cut off", "front killed", "database killed"]
 MANNERS: Sequence[Manner] = ("killed", "frozen", "ended")
 LOOK_S = 0.1
 ANSWER_S = 0.5
@@ -194,7 +194,7 @@ class Takeovers(Storm):
         values = {
             "--data": folder,
             "--port": port,
-            "--database-url": self.database,
+            "--database-url": await self._database_for(port),
             "--ledger-url": self.ledger_url,
             "--lease-seconds": weather.lease_seconds,
             "--heartbeat-seconds": weather.heartbeat_seconds,
@@ -207,6 +207,10 @@ class Takeovers(Storm):
         given = [str(word) for pair in values.items() for word in pair]
         words = ["-m", "cottage", "serve", "--open", "--no-own-auditor", *given]
         self.roles[port] = await self.household.start(f"coordinator-{port}", words)
+
+    async def _database_for(self, _port: int) -> str:
+        """Its address, for the coordinator at a port."""
+        return self.database
 
     async def _other_than(self, port: int | None) -> None:
         assert self.door is not None

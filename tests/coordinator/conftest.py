@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -165,7 +165,8 @@ async def opened(
     await parts.recover()
     outermost = [measured(parts.context.metrics), misdirected(FRONTS)]
     app = web.Application(middlewares=outermost if ownership is not None else [])
-    NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience, FRONTS).setup(app)
+    sockets = NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience, FRONTS)
+    sockets.setup(app)
     if between is not None:
         asked = (parts.nodes, parts.leases, parts.relays, parts.federations, parts.settlement)
         BetweenAnswers(BETWEEN, parts.context.cell, *asked).setup(app)
@@ -183,7 +184,8 @@ async def opened(
         ownership.open_door(str(server.make_url("/")).rstrip("/"), anywhere=False)
     loops = [asyncio.create_task(loop(), name=name) for name, loop in parts.loops().items()]
     try:
-        yield House(parts, chain, models, str(server.make_url(PATH)), loops)
+        with nullcontext() if beside is None else beside.others.taking(beside.cell.number, sockets):
+            yield House(parts, chain, models, str(server.make_url(PATH)), loops)
     finally:
         for task in loops:
             task.cancel()

@@ -14,7 +14,7 @@ from sqlalchemy import text
 
 from coordinator.config import Config
 from coordinator.errors import StoreAwayError, StoreError
-from coordinator.store.ownership import STALE_S, Ownership
+from coordinator.store.ownership import GONE_S, STALE_S, Ownership
 from coordinator.store.ports import col
 from coordinator.store.records import EventRecord, RoundRecord
 from coordinator.store.sql import SqlStore
@@ -32,6 +32,7 @@ from tests.support.wait import HANGS_S
 pytestmark = needs_postgres
 
 FILES = "the data folder of all"
+BEATS = "UPDATE {table} SET beats = beats + 1"
 
 
 class Waiting:
@@ -124,6 +125,47 @@ async def test_who_was_replaced_changes_nothing_and_hears_of_it(waiting: Waiting
     assert not await first.take(), "its end has not freed the place of the other"
     await new.close()
     await old.close()
+
+
+async def let_go(owner: Ownership) -> None:
+    """All its connections end, as when its process dies; the database sees it a moment later."""
+    await owner._line.close()
+    await asyncio.sleep(0.2)
+
+
+async def test_who_has_lost_all_connections_is_waited_for_a_moment_only(waiting: Waiting) -> None:
+    first, second = await waiting.one(), await waiting.one()
+    assert await first.take()
+    assert await first._execute(BEATS), "it has a connection"
+    assert not await second.take()
+    await let_go(first)
+    assert not await second.take()
+    await waiting.clock.advance(GONE_S - 0.1)
+    assert not await second.take(), "it may come back"
+    await waiting.clock.advance(0.1)
+    assert await second.take()
+    assert not await first._execute(BEATS + " WHERE fence = :fence", fence=first.fence), "it changes nothing any more"
+
+
+async def test_who_comes_back_in_time_keeps_its_place(waiting: Waiting) -> None:
+    first, second = await waiting.one(), await waiting.one()
+    assert await first.take()
+    assert await first._execute(BEATS)
+    for _ in range(4):
+        assert not await second.take()
+        await let_go(first)
+        await waiting.clock.advance(GONE_S)
+        assert await first._execute(BEATS)
+        assert not await second.take()
+    await waiting.clock.advance(GONE_S)
+    assert not await second.take(), "it is there, and may be busy"
+
+
+async def test_another_version_whose_connections_have_no_name_is_waited_for_as_ever(waiting: Waiting) -> None:
+    first, second = await waiting.one(), await waiting.one()
+    assert await first.take()
+    assert await first._rows._line.changed(BEATS.format(table="cottage_owner"))
+    await stands_still(waiting, first, second)
 
 
 async def test_what_was_under_way_ends_before_the_next_one_begins(waiting: Waiting) -> None:

@@ -14,7 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
-from coordinator.assembly import CoordinatorParts, assemble
+from coordinator.assembly import AmongCells, CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.models import ModelWorkshop
@@ -423,6 +423,7 @@ class World:
             if node.key.address not in own:
                 self.chain.stakes[node.key.address] = 1_000_000
         self.parts: CoordinatorParts | None = None
+        self.among: AmongCells | None = None  # Where its coordinator carries a cell.
         self._ticked = 0.0
         self._carried = 0.0
         self._fresh = 10_000
@@ -456,6 +457,7 @@ class World:
                     self.forger,
                     deliveries=AllDelivered(self.records, self.clock),
                     key=COORDINATOR_KEY,
+                    among=self.among,
                 )
                 await self.parts.recover()
             except CrashError:

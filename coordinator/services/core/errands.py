@@ -7,17 +7,44 @@ one job share reading and bringing it further. All are stored, or none; where on
 import asyncio
 import contextvars
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 from common.log_lines import about
 
 T = TypeVar("T")
+E = TypeVar("E", bound="Asked[Any]")
+Q = TypeVar("Q")
+A = TypeVar("A")
 CLOSE_S = 5.0  # A database that does not answer keeps nobody from ending.
+MAX_JOINT = 64  # Questions that are answered at once.
 MAX_SHARING = 32  # Errands of a transaction: each takes milliseconds, and whoever comes next waits for all of them.
 
 
-class Errand(Generic[T]):
+class Asked(Generic[T]):
+    """What somebody waits for."""
+
+    def __init__(self) -> None:
+        self.done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+
+    def succeed(self, answer: T) -> None:
+        """Tell whoever waits that it is stored."""
+        if not self.done.done():
+            self.done.set_result(answer)
+
+    def fail(self, error: BaseException) -> None:
+        """Tell whoever waits that nothing of it is."""
+        if self.done.done():
+            return
+        if isinstance(error, asyncio.CancelledError):
+            self.done.cancel()
+        else:
+            self.done.set_exception(error)
+            self.done.exception()  # Whoever waits may have left.
+
+
+class Errand(Asked[T]):
     """One thing that is to be done with a job. ``then`` is done once after all errands of a job that name it."""
 
     def __init__(
@@ -26,8 +53,8 @@ class Errand(Generic[T]):
         act: Callable[[Any], Awaitable[T]],
         then: Callable[[Any], Awaitable[None]] | None,
     ) -> None:
+        super().__init__()
         self.job, self.then = job, then
-        self.done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
         self._act, self._context = act, contextvars.copy_context()
 
     async def carry_out(self, work: Any) -> T:
@@ -48,31 +75,28 @@ class Errand(Generic[T]):
             with about(job=self.job):
                 await self.then(work)
 
-    def succeed(self, answer: T) -> None:
-        """Tell whoever waits that it is stored."""
-        if not self.done.done():
-            self.done.set_result(answer)
 
-    def fail(self, error: BaseException) -> None:
-        """Tell whoever waits that nothing of it is."""
-        if self.done.done():
-            return
-        if isinstance(error, asyncio.CancelledError):
-            self.done.cancel()
-        else:
-            self.done.set_exception(error)
-            self.done.exception()  # Whoever waits may have left.
+@contextmanager
+def told(asked: Sequence[Asked[Any]]) -> Iterator[None]:
+    """Whoever asked hears why there is no answer, where the body fails; what ends this process goes on."""
+    try:
+        yield
+    except BaseException as error:
+        for one in asked:
+            one.fail(error)
+        if not isinstance(error, Exception):
+            raise
 
 
-class Errands:
+class Errands(Generic[E]):
     """Those that wait. ``carry`` does some of them, which it takes here, and tells whoever waits; it never raises for one."""
 
     def __init__(self, carry: Callable[[], Awaitable[None]]) -> None:
         self._carry = carry
-        self._waiting: deque[Errand[Any]] = deque()
+        self._waiting: deque[E] = deque()
         self._carrier: asyncio.Task[None] | None = None
 
-    def add(self, errand: Errand[Any]) -> None:
+    def add(self, errand: E) -> None:
         """Have it done."""
         self._waiting.append(errand)
         if self._carrier is None or self._carrier.done():
@@ -80,16 +104,16 @@ class Errands:
             running = asyncio.get_running_loop()
             self._carrier = running.create_task(self._run(), name="errands", context=contextvars.Context())
 
-    def take(self, most: int) -> list[Errand[Any]]:
+    def take(self, most: int) -> list[E]:
         """The next ones that somebody still waits for."""
-        taken: list[Errand[Any]] = []
+        taken: list[E] = []
         while self._waiting and len(taken) < most:
             errand = self._waiting.popleft()
             if not errand.done.done():
                 taken.append(errand)
         return taken
 
-    def put_back(self, errands: list[Errand[Any]]) -> None:
+    def put_back(self, errands: list[E]) -> None:
         """They were not begun, and come first the next time."""
         self._waiting.extendleft(reversed(errands))
 
@@ -111,3 +135,34 @@ class Errands:
             for errand in self.take(len(self._waiting)):
                 errand.fail(error)
             raise
+
+
+class _Question(Asked[A], Generic[Q, A]):
+    def __init__(self, asked: Q) -> None:
+        super().__init__()
+        self.asked = asked
+
+
+class Joint(Generic[Q, A]):
+    """Answers what was asked while it answered others all at once, so that thousands who come together share transactions."""
+
+    def __init__(self, answer: Callable[[Sequence[Q]], Awaitable[Sequence[A | Exception]]]) -> None:
+        """``answer``: each of so many questions, in their order; an exception is raised where that one was asked."""
+        self._answer = answer
+        self._waiting: Errands[_Question[Q, A]] = Errands(self._carry)
+
+    async def ask(self, question: Q) -> A:
+        """What it is; raises what keeps it from being answered."""
+        self._waiting.add(asked := _Question[Q, A](question))
+        return await asked.done
+
+    async def _carry(self) -> None:
+        asked = self._waiting.take(MAX_JOINT)
+        with told(asked):
+            answers = await self._answer([one.asked for one in asked]) if asked else ()
+            for one, answer in zip(asked, answers, strict=True):
+                if isinstance(answer, Exception):
+                    one.fail(answer)
+                else:
+                    one.succeed(answer)
+        await asyncio.sleep(0)  # Whoever was answered has acted on it before the next ones are.

@@ -34,7 +34,7 @@ from coordinator.services.core.domain_events import (
     PaymentConfirmed,
     SharesMayBeDue,
 )
-from coordinator.services.core.errands import MAX_SHARING, Errand, Errands
+from coordinator.services.core.errands import MAX_SHARING, Errand, Errands, told
 from coordinator.services.core.kept_jobs import KeptJob, KeptJobs, in_order
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.logs import log_of
@@ -338,7 +338,7 @@ class JobDesk:
         self._context = context
         self._leases = leases
         self._turn = asyncio.Lock()
-        self._errands = Errands(self._carry)
+        self._errands: Errands[Errand[Any]] = Errands(self._carry)
         self._kept = KeptJobs(isinstance(context.store, NoticingStore))
         self._faulty: set[str] = set()  # Jobs whose last work failed: they share no transaction until one is stored.
         if isinstance(context.store, NoticingStore):
@@ -417,15 +417,8 @@ class JobDesk:
 
     async def _attempt(self, errands: Sequence[Errand[Any]]) -> None:
         """Whoever asked is told, whatever happens."""
-        try:
+        with told(errands):
             await self._try(errands)
-        except Exception as error:  # noqa: BLE001 - the boundary of one errand: whoever asked for it is told.
-            for errand in errands:
-                errand.fail(error)
-        except BaseException as error:
-            for errand in errands:
-                errand.fail(error)
-            raise
 
     async def _try(self, errands: Sequence[Errand[Any]]) -> None:
         """Together; where that fails each by itself, so that nobody's fault is another's."""

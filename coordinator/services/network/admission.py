@@ -7,8 +7,9 @@ that has most of them makes place for the next, so that no crowd keeps others ou
 
 import ipaddress
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Generic, TypeVar
 
 from common.clock import Clock
@@ -17,6 +18,8 @@ from coordinator.services.accounts.throttle import Throttle
 
 MAX_GREETING = 1_024  # Connections that have not said who they are: each has ten seconds for it.
 MAX_GREETING_EACH = 64  # Of one address; a house that comes back after an outage tries again within seconds.
+# Who comes while those that have said who they are wait so long for an answer is put off, but for a few.
+SLOW_S, MAX_GREETING_SLOW = 5.0, 64
 MAX_HERE_EACH = 2_048  # Nodes of one address; a company's machines share one.
 MAX_STRANGERS = 8_192  # Nodes that nobody knows: two fifths of all that fit.
 MAX_STRANGERS_EACH = 256  # Of one address, until their first rounds are verified.
@@ -55,6 +58,7 @@ class Crowd(Generic[S]):
         self._new_keys = Throttle(clock, 1 / (cells * NEW_KEY_S), NEW_KEYS, MAX_ADDRESSES)
         self._all_new_keys = Throttle(clock, 1 / (cells * ALL_NEW_KEY_S), ALL_NEW_KEYS, 1)
         self._greeting: Counter[str] = Counter()
+        self._waited = 0.0
         self._here: Counter[str] = Counter()
         self._strangers: dict[str, OrderedDict[S, None]] = {}
 
@@ -63,8 +67,10 @@ class Crowd(Generic[S]):
         """Hold a connection until it has said who it is.
 
         Raises:
-            UnavailableError: too many have not.
+            UnavailableError: too many have not, or those that have are answered too slowly.
         """
+        if self._waited > SLOW_S and self._greeting.total() >= MAX_GREETING_SLOW:
+            raise UnavailableError(f"many come just now, and each waits for {self._waited:.0f} s: try again")
         each = self._greeting[address] if _counts(address) else 0
         if self._greeting.total() >= MAX_GREETING or each >= MAX_GREETING_EACH:
             raise UnavailableError(
@@ -76,19 +82,30 @@ class Crowd(Generic[S]):
         finally:
             self._greeting -= Counter({address: 1})
 
-    def check(self, address: str, *, new: bool, known: bool) -> None:
+    def answered(self, seconds: float) -> None:
+        """One that had said who it is was let in, or was not, after so long."""
+        self._waited = seconds
+
+    def check(
+        self, address: str, *, new: bool, known: bool, coming: Mapping[tuple[str, bool], int] = MappingProxyType({})
+    ) -> None:
         """See whether there is room for a node.
 
         Args:
             new: its key was never here. known: see the module.
+            coming: how many others are about to be let in, by address and whether they are known.
         Raises:
             CrowdedError: with the reason for its owner.
         """
         if not _counts(address):
             return
-        if self._here[address] >= MAX_HERE_EACH:
+        strange, all_coming = (
+            coming.get((address, False), 0),
+            sum(coming.get((address, one), 0) for one in (False, True)),
+        )
+        if self._here[address] + all_coming >= MAX_HERE_EACH:
             raise CrowdedError(f"{MAX_HERE_EACH:,} nodes of your address are here, which is all that are taken of one")
-        if not known and len(self._strangers.get(address, ())) >= MAX_STRANGERS_EACH:
+        if not known and len(self._strangers.get(address, ())) + strange >= MAX_STRANGERS_EACH:
             raise CrowdedError(
                 f"{MAX_STRANGERS_EACH:,} nodes of your address are here of whom no work was verified yet: wait until it was"
             )

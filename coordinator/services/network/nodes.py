@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
 
-import msgspec
-
 from common.errors import IdentityError
 from common.untrusted_text import untrusted
 from coordinator.domain.audits.rate import TRUST
@@ -22,6 +20,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.trace_parts import trace_of
 from coordinator.services.network.admission import FLIP_S, Crowd, CrowdedError, KeyFlips
+from coordinator.services.network.arrivals import Arrivals, Kept
 from coordinator.services.network.claims import Claims, spares
 from coordinator.services.network.far_nodes import Elsewhere, NobodyBeside, NodesBeside
 from coordinator.services.network.lenders import LOOK_S, Lenders
@@ -29,7 +28,6 @@ from coordinator.services.network.speeds import NodeSpeeds
 from coordinator.services.network.standings import NodeStandings
 from coordinator.services.network.welcomes import Welcomes
 from coordinator.services.payments.chain import ChainPort
-from coordinator.store.ports import col
 from coordinator.store.records import NodeRecord
 from protocol import identity
 from protocol.codec import encode
@@ -210,6 +208,7 @@ class Nodes:
         self._computers: dict[str, str] = {}  # Of further cards: of those that are here, hold something, or are banned.
         self._cards: dict[str, set[str]] = {}  # The same by computers, for greetings: there may be 20,000 nodes.
         self._crowd: Crowd[NodeSession] = Crowd(context.clock, context.cell.of)
+        self._arrivals = Arrivals(context, self._crowd, self._is_known)
         self._speeds = NodeSpeeds()
         self._came = 0  # Connections so far.
         self._idle: tuple[tuple[int, int, int], Sequence[NodeSession]] = ((-1, -1, -1), ())
@@ -238,7 +237,11 @@ class Nodes:
         """
         self._check(hello, nonce, host)
         operator = hello.node in self._context.config.auditors
-        record, known = await self._admit(hello, address)
+        began = self._context.clock.now()
+        try:
+            record, known = await self._admit(hello, address)
+        finally:
+            self._crowd.answered(self._context.clock.now() - began)
         if operator:
             self.standings.own[hello.node] = record
         old = self._sessions.get(hello.node)
@@ -549,14 +552,14 @@ class Nodes:
             self._computers[node] = computer
             self._cards.setdefault(computer, set()).add(node)
 
-    async def _admit(self, hello: Hello, address: str) -> tuple[NodeRecord, bool]:
-        """As ``_record``, of who may lend; of who is refused nothing is kept."""
+    async def _admit(self, hello: Hello, address: str) -> Kept:
+        """What is kept of who may lend, with whether anybody knows it; of who is refused nothing is."""
         learnt = hello.node not in self._computers
         self.know(hello.node, hello.profile.computer)
         try:
             if (why := await self.lenders.enter(hello.node, hello.invitation)) and not self._leases.holds(hello.node):
                 raise NodeRefusedError(why, NOT_ADMITTED_S)
-            admitted = await self._record(hello, address)
+            admitted = await self._kept(hello, address)
         except BaseException:
             if learnt and hello.node not in self._sessions:
                 self.know(hello.node, None)
@@ -564,32 +567,20 @@ class Nodes:
         self.know(hello.node, hello.profile.computer)  # Another greeting of this key may have been refused meanwhile.
         return admitted
 
-    async def _record(self, hello: Hello, address: str) -> tuple[NodeRecord, bool]:
-        """Keep what a node says of itself, where there is room for it; with whether anybody knows it.
+    async def _kept(self, hello: Hello, address: str) -> Kept:
+        try:
+            kept = await self._arrivals.kept(hello, address)
+        except CrowdedError as crowded:
+            raise NodeRefusedError(crowded.reason, crowded.retry_s) from None
+        if kept.record.banned:  # By another cell, a moment ago.
+            raise _of_banned(hello.node, why_banned(kept.record))
+        return kept
 
-        Raises:
-            RefusedError: there is none.
-        """
-        now = self._context.clock.time()
-        async with self._context.store.transaction() as tx:
-            await tx.hold_shared()
-            before = await tx.find(NodeRecord, col(NodeRecord.address).equals(hello.node))
-            if before and before[0].banned:  # By another cell, a moment ago.
-                raise _of_banned(hello.node, why_banned(before[0]))
-            known = hello.node in self._context.config.auditors or self._leases.holds(hello.node)
-            known = known or any(self._is_known(record) for record in before)
-            try:
-                self._crowd.check(address, new=not before, known=known)
-            except CrowdedError as crowded:
-                raise NodeRefusedError(crowded.reason, crowded.retry_s) from None
-            if not before:
-                return await tx.insert(NodeRecord(hello.node, hello.payout, hello.profile, now, now)), known
-            changed = msgspec.structs.replace(before[0], payout=hello.payout, profile=hello.profile, seen=now)
-            return await tx.update(changed), known
-
-    def _is_known(self, record: NodeRecord) -> bool:
+    def _is_known(self, node: str, record: NodeRecord | None) -> bool:
+        if node in self._context.config.auditors or self._leases.holds(node):
+            return True
         least = self._context.config.min_stake
-        return record.rounds > 0 or record.earned > 0 or 0 < least <= record.stake
+        return record is not None and (record.rounds > 0 or record.earned > 0 or 0 < least <= record.stake)
 
 
 def _of_banned(node: str, why: str) -> NodeRefusedError:

@@ -16,6 +16,7 @@ from coordinator.domain import pricing
 from coordinator.domain.job import Job
 from coordinator.errors import NotFoundError
 from coordinator.services.core.context import Context
+from coordinator.services.core.errands import Joint
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.payments.chain import ChainPort
 from coordinator.store.ports import Condition, Transaction, col
@@ -23,6 +24,10 @@ from coordinator.store.records import CommitRecord, OutboxRecord
 from protocol.node import Promised
 from protocol.rest.ledger import PromisedAmount, PromiseView
 
+UNPAID: Sequence[Condition] = (
+    col(CommitRecord.state).equals("verified"),
+    col(CommitRecord.settlement).equals(None),
+)
 MAX_JOBS = 500  # Of one payee, with promises that were not paid since: of those that it hears after a reconnect.
 
 
@@ -32,6 +37,7 @@ class PromiseService:
     def __init__(self, context: Context, chain: ChainPort) -> None:
         self._context = context
         self._chain = chain
+        self._owed = Joint(self._who_is_owed)
 
     async def queue(self, work: UnitOfWork, waiting: Sequence[CommitRecord], *, always: bool = False) -> None:
         """Promise verified shares that wait to be paid, if together they are worth the one fee; once each.
@@ -99,17 +105,21 @@ class PromiseService:
 
     async def of_payee(self, payee: str) -> list[Promised]:
         """The newest promise of every job that owes this payee something, for a node that has come back."""
-        mine: tuple[Condition, ...] = (
-            col(CommitRecord.payout).equals(payee),
-            col(CommitRecord.state).equals("verified"),
-            col(CommitRecord.settlement).equals(None),
-        )
+        if not await self._owed.ask(payee):
+            return []
         async with self._context.everywhere.transaction() as tx:
-            commits = await tx.find(CommitRecord, *mine, newest=True)
+            commits = await tx.find(CommitRecord, col(CommitRecord.payout).equals(payee), *UNPAID, newest=True)
             names = list(dict.fromkeys(commit.job for commit in commits if commit.promised is not None))[:MAX_JOBS]
             found = [(await tx.get(Job, name), row) for name in names if (row := await _newest(tx, name)) is not None]
         told = [(await self.told(job, row)).get(payee) for job, row in found]
         return [message for message in told if message is not None]
+
+    async def _who_is_owed(self, payees: Sequence[str]) -> Sequence[bool]:
+        """Of each, whether anything is: most of those that come back together have nothing to come."""
+        async with self._context.everywhere.transaction() as tx:
+            mine = col(CommitRecord.payout).in_(sorted(set(payees)))
+            owed = await tx.sums(CommitRecord, col(CommitRecord.amount), (col(CommitRecord.payout),), mine, *UNPAID)
+        return [(payee,) in owed for payee in payees]
 
     async def view(self, job: str) -> PromiseView:
         """The newest promise of a job, whole: whoever has it can make everybody's proof.

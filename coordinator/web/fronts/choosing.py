@@ -2,7 +2,7 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Final
@@ -13,6 +13,7 @@ from common.clock import Clock
 from common.errors import IdentityError
 from coordinator.domain.cells import CellState, awaits, cell_of, place, room, watch
 from coordinator.domain.lease import Lease
+from coordinator.services.core.errands import Joint
 from coordinator.store.ports import Condition, Store, col
 from coordinator.web.fronts.cell_lines import LinesToWork
 from protocol.identity import verify
@@ -46,12 +47,15 @@ class CellChoice:
         self._jobs: deque[tuple[float, int]] = deque()
         self._making: Counter[int] = Counter()
 
-    def for_node(self, node: str, cells: Collection[int]) -> int:
-        """The one of ``cells`` for a node that may work anywhere: that waits for this one, or lacks most. It is counted there."""
+    def for_node(self, node: str, cells: Collection[int], here: Collection[int] = ()) -> int:
+        """The one of ``cells`` for a node that may work anywhere: that waits for this one, or lacks most. It is counted there.
+
+        ``here``: those that cost least; each is as good as another one that lacks little more.
+        """
         told = self._now(cells)
         chosen = awaits(told, node)
         if chosen is None:
-            chosen = place(told, cells)
+            chosen = place(told, cells, here)
         self._nodes.append((_now(), chosen))
         return chosen
 
@@ -89,12 +93,19 @@ class NodeCells:
     """Says which cell a node is led to: that of what it holds, else one that lacks nodes."""
 
     def __init__(
-        self, store: Store, clock: Clock, lines: LinesToWork, choice: CellChoice, return_seconds: float
+        self,
+        store: Store,
+        clock: Clock,
+        lines: LinesToWork,
+        choice: CellChoice,
+        return_seconds: float,
+        here: Collection[int] = (),
     ) -> None:
-        """``return_seconds``: as in ``Config``. ``store``: finds the leases of all cells."""
+        """``return_seconds``: as in ``Config``. ``store``: finds the leases of all cells. ``here``: those of this process."""
         self._store, self._clock, self._lines, self._choice = store, clock, lines, choice
-        self._return_seconds = return_seconds
+        self._return_seconds, self._here = return_seconds, here
         self._shown: dict[str, float] = {}  # Leases that ran out, and whose nodes were led back without naming them.
+        self._held = Joint(self._look_up)
 
     async def of(self, hello: Hello, nonce: bytes, host: str) -> int:
         """The cell for whoever says ``hello`` to a challenge.
@@ -104,35 +115,41 @@ class NodeCells:
             UnavailableError: no cell is reached.
         """
         if _is_true(hello, nonce, host):  # Of whoever lies nothing is looked up: any cell tells it so.
-            if (lease := await self._lease_of(hello)) is not None:
+            if (lease := await self._held.ask(hello)) is not None:
                 return cell_of(lease.job, len(self._lines))
             if hello.profile.auditor:
                 return self._choice.for_auditor(await self._lines.reach_any())
-        return self._choice.for_node(hello.node, await self._lines.reach_any())
+        return self._choice.for_node(hello.node, await self._lines.reach_any(), self._here)
 
-    async def _lease_of(self, hello: Hello) -> Lease | None:
-        """What a node holds, or may come back with.
+    async def _look_up(self, hellos: Sequence[Hello]) -> Sequence[Lease | None]:
+        found = await self._leases_of({hello.node: hello for hello in hellos})
+        return [found.get(hello.node) for hello in hellos]
+
+    async def _leases_of(self, hellos: Mapping[str, Hello]) -> Mapping[str, Lease]:
+        """What nodes hold, or may come back with.
 
         Who names a lease that ran out has its worker. Who does not name it has none, and its cell is shown that once, so that
         nobody waits for it there any longer.
         """
-        now, own = self._clock.time(), col(Lease.node).equals(hello.node)
+        now, since = self._clock.time(), self._clock.time() - self._return_seconds
         ran_out: Condition = col(Lease.end).equals("expired")
         async with self._store.transaction() as tx:
-            found = await tx.find(Lease, own, col(Lease.state).in_(("starting", "ready")))
-            if not found and hello.leases:
-                named = tuple(sorted({held.lease for held in hello.leases}))
-                found = await tx.find(Lease, own, ran_out, col(Lease.id).in_(named))
-            if found:
-                return max(found, key=_age)
-            since = now - self._return_seconds
-            lost = await tx.find(Lease, own, ran_out, col(Lease.ended) > since)
+            held = await tx.find(
+                Lease, col(Lease.node).in_(sorted(hellos)), col(Lease.state).in_(("starting", "ready"))
+            )
+            found = _newest(held)
+            left = {node: hello for node, hello in hellos.items() if node not in found}
+            if named := sorted({held.lease for hello in left.values() for held in hello.leases}):
+                back = await tx.find(Lease, col(Lease.node).in_(sorted(left)), ran_out, col(Lease.id).in_(named))
+                found |= _newest([one for one in back if one.id in {held.lease for held in left[one.node].leases}])
+                left = {node: hello for node, hello in left.items() if node not in found}
+            lost: Sequence[Lease] = ()
+            if left:
+                lost = await tx.find(Lease, col(Lease.node).in_(sorted(left)), ran_out, col(Lease.ended) > since)
         self._shown = {lease: at for lease, at in self._shown.items() if at > since}
-        if not (unseen := [lease for lease in lost if lease.id not in self._shown]):
-            return None
-        lease = max(unseen, key=_age)
-        self._shown[lease.id] = now
-        return lease
+        shown = _newest([lease for lease in lost if lease.id not in self._shown])
+        self._shown |= {lease.id: now for lease in shown.values()}
+        return found | shown
 
 
 def _is_true(hello: Hello, nonce: bytes, host: str) -> bool:
@@ -142,6 +159,11 @@ def _is_true(hello: Hello, nonce: bytes, host: str) -> bool:
     except IdentityError:
         return False
     return True
+
+
+def _newest(leases: Sequence[Lease]) -> dict[str, Lease]:
+    """Of each node."""
+    return {lease.node: lease for lease in sorted(leases, key=_age)}
 
 
 def _age(lease: Lease) -> tuple[float, int, str]:

@@ -21,6 +21,8 @@ LOOK_S = 0.1
 FOLLOW_S = 0.25  # Who is followed is looked at less often: where it serves is learnt no sooner.
 WAIT_S = 15.0  # For another coordinator to take over: three seconds of silence, and its start.
 SHARED_S = 0.25  # An answer that is no older is everybody's.
+# So many times as old as it took is an answer given while the next one is asked for, and never older: what takes a moment is new.
+OLD, OLDEST_S = 10.0, 3.0
 ASK_S = 10.0
 MAX_KEPT = 256
 
@@ -33,6 +35,25 @@ class CoordinatorAtWork:
 
     url: str
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@dataclass
+class _Answer:
+    """One that was asked for at a moment; ``before``: the last one."""
+
+    asked: float
+    task: "asyncio.Task[tuple[Any, float]]"
+    before: "_Answer | None"
+
+    def may_be_told(self, now: float) -> bool:
+        """Although another one is on its way."""
+        if not self.task.done() or self.task.cancelled() or self.task.exception() is not None:
+            return False
+        return now - self.asked <= min(OLDEST_S, OLD * self.task.result()[1])
+
+    def told(self, _kind: type[T]) -> T:
+        said: T = self.task.result()[0]
+        return said
 
 
 class LineToWork:
@@ -57,7 +78,7 @@ class LineToWork:
         self._at: CoordinatorAtWork | None = None
         self._began, self._left = _now(), 0.0
         self._changed = asyncio.Condition()
-        self._shared: dict[Any, tuple[float, asyncio.Task[Any]]] = {}
+        self._shared: dict[Any, _Answer] = {}
         self.looked = self.reads = False  # Whether it is known that what is stored may be read, and whether it may.
         self.facts: LedgerFacts | None = None
 
@@ -92,23 +113,28 @@ class LineToWork:
         return self._at
 
     async def ask(self, kind: type[T], what: str, nodes: tuple[str, ...] | None = None, address: str = "") -> T:
-        """What the one at work knows, or has said within ``SHARED_S``.
+        """What the one at work knows, or has said lately.
 
         Raises:
             ElsewhereError: it does not say.
         """
         key, now = (what, nodes, address), _now()
-        since, task = self._shared.get(key, (0.0, None))
-        if task is None or now - since > SHARED_S:
-            self._shared = {k: kept for k, kept in self._shared.items() if now - kept[0] <= SHARED_S}
+        kept = self._shared.get(key)
+        if kept is None or now - kept.asked > SHARED_S:
             if self._at is None:
                 raise ElsewhereError("the coordinator at work is not reached")
-            asking = self._ask(FrontQuestion(what, nodes, address), self._at)
-            task = asyncio.create_task(asking, name="ask-the-one-at-work")
+            self._shared = {other: one for other, one in self._shared.items() if now - one.asked <= OLDEST_S}
+            asking = self._said(kind, FrontQuestion(what, nodes, address), self._at)
+            before = kept if kept is None or kept.task.done() else kept.before
+            kept = _Answer(now, asyncio.create_task(asking, name="ask-the-one-at-work"), before)
+            kept.task.add_done_callback(_heard)
             if len(self._shared) < MAX_KEPT:
-                self._shared[key] = now, task
-        data = await asyncio.shield(task)
-        return msgspec.json.decode(data, type=kind)
+                self._shared[key] = kept
+        if kept.before is not None and not kept.task.done() and kept.before.may_be_told(now):
+            return kept.before.told(kind)
+        await asyncio.shield(kept.task)
+        kept.before = None
+        return kept.told(kind)
 
     async def run(self) -> None:
         """For ever: find the one at work, and follow it."""
@@ -137,6 +163,11 @@ class LineToWork:
                 if name := line.strip().decode(errors="replace"):
                     self._bus.publish(name)
 
+    async def _said(self, kind: type[T], question: FrontQuestion, at: CoordinatorAtWork) -> tuple[T, float]:
+        """What it says, and how many seconds that took."""
+        began = _now()
+        return msgspec.json.decode(await self._ask(question, at), type=kind), _now() - began
+
     async def _ask(self, question: FrontQuestion, at: CoordinatorAtWork) -> bytes:
         timeout = ClientTimeout(total=ASK_S, sock_connect=2.0)
         try:
@@ -161,6 +192,12 @@ class LineToWork:
         if self._at is not None:
             self._at.gone.set()
             self._at, self._left = None, _now()
+
+
+def _heard(asking: "asyncio.Task[Any]") -> None:
+    """Nobody may wait for it: that it failed is told to whoever asks next."""
+    if not asking.cancelled():
+        asking.exception()
 
 
 def _now() -> float:

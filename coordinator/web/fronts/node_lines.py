@@ -1,12 +1,15 @@
 """How a front leads nodes' connections to the coordinators at work, and back: whatever one side says, the other one hears.
 
 With one cell a connection is led as it comes. With several the front asks the node who it is, as a coordinator at work would, and
-leads it to its cell with what it said. The cell takes the front's challenge for its own, and checks the rest itself.
+leads it to its cell with what it said. The cell takes the front's challenge for its own, and checks the rest itself. One of the
+same process takes the connection as it is.
 """
 
 import asyncio
 import secrets
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
+from types import MappingProxyType
 from typing import Any
 
 from aiohttp import ClientError, ClientWebSocketResponse, ClientWSTimeout, WSMsgType, WSServerHandshakeError, web
@@ -22,9 +25,19 @@ from coordinator.web.fronts.cell_lines import FIRST, LinesToWork
 from coordinator.web.fronts.choosing import NodeCells
 from coordinator.web.fronts.headers import FrontHeaders
 from coordinator.web.fronts.line import CoordinatorAtWork
-from coordinator.web.signal import CLOSE_S, HELLO_S, MAX_FRAME, MAX_REASON, NoHelloError, hello_from, malformed
+from coordinator.web.signal import (
+    CLOSE_S,
+    HELLO_S,
+    MAX_FRAME,
+    MAX_REASON,
+    NodePlace,
+    NodeSocket,
+    NoHelloError,
+    hello_from,
+    malformed,
+)
 from protocol.codec import MessageError, encode
-from protocol.node import Challenge, Refused
+from protocol.node import Challenge, Hello, Refused
 
 GONE = "the coordinator stops: come back in a moment"
 OTHER_VERSION = "this coordinator is of another version than what is stored here: come back in a moment"
@@ -33,8 +46,17 @@ OTHER_VERSION = "this coordinator is of another version than what is stored here
 class NodeLines:
     """Leads them."""
 
-    def __init__(self, lines: LinesToWork, headers: FrontHeaders, cells: NodeCells, clock: Clock) -> None:
-        self._lines, self._headers, self._cells = lines, headers, cells
+    def __init__(
+        self,
+        lines: LinesToWork,
+        headers: FrontHeaders,
+        cells: NodeCells,
+        clock: Clock,
+        here: Mapping[int, NodeSocket] = MappingProxyType({}),
+    ) -> None:
+        """``here``: of cells that this process carries, by their numbers."""
+        self._lines, self._headers, self._cells, self._clock = lines, headers, cells, clock
+        self._here = here
         self._crowd: Crowd[None] = Crowd(clock)
 
     async def lead(self, request: web.Request) -> web.StreamResponse:
@@ -57,31 +79,42 @@ class NodeLines:
         if not self._lines.reads:
             raise UnavailableError(OTHER_VERSION)  # What it holds is not known here.
         with ExitStack() as greeting:
-            greeting.enter_context(self._crowd.greeting(address_of(self._headers.asking(request))))
+            address = address_of(self._headers.asking(request))
+            greeting.enter_context(self._crowd.greeting(address))
             near = _near()
             await near.prepare(request)
+            nonce, host = secrets.token_bytes(32), request.host[:200]
             try:
-                at, far, said = await self._led(request, near)
+                await near.send_bytes(encode(Challenge(nonce, host)))
+                hello, said = await hello_from(near)
+                led = await self._led(request, hello, nonce, host)
             except NoHelloError as error:
                 return await _closed(near, str(error))
             except MessageError as error:
                 return await _closed(near, malformed(error))
             except UnavailableError as error:
                 return await _closed(near, error.detail, again=True)
+            if isinstance(led, NodeSocket):
+                await led.take(near, NodePlace(host, address, greeting, nonce, hello))
+                return near
             greeting.close()
+            at, far = led
             async with far:
                 return await _passed(near, far, at, said)
 
     async def _led(
-        self, request: web.Request, near: web.WebSocketResponse
-    ) -> tuple[CoordinatorAtWork, ClientWebSocketResponse, bytes]:
-        """The coordinator of a node's cell, the connection to it, and what the node has said."""
-        nonce, host = secrets.token_bytes(32), request.host[:200]
-        await near.send_bytes(encode(Challenge(nonce, host)))
-        hello, said = await hello_from(near)
-        cell = await self._cells.of(hello, nonce, host)
-        at = await self._lines.reach(cell, HELLO_S)  # So that the node hears why before it goes by itself.
-        return at, await self._connect(request, at, nonce), said
+        self, request: web.Request, hello: Hello, nonce: bytes, host: str
+    ) -> NodeSocket | tuple[CoordinatorAtWork, ClientWebSocketResponse]:
+        """Where a node's cell takes its connection; of a cell elsewhere its coordinator, and the connection to it."""
+        began = self._clock.now()
+        try:
+            cell = await self._cells.of(hello, nonce, host)
+            if (own := self._here.get(cell)) is not None:
+                return own
+            at = await self._lines.reach(cell, HELLO_S)  # So that the node hears why before it goes by itself.
+            return at, await self._connect(request, at, nonce)
+        finally:
+            self._crowd.answered(self._clock.now() - began)
 
     async def _connect(
         self, request: web.Request, at: CoordinatorAtWork, nonce: bytes | None = None

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import cast
+from typing import Any, cast
 
 import aiohttp
 import msgspec
@@ -26,6 +26,7 @@ from coordinator.domain.lease import Lease
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, RoundRecord
 from coordinator.store.sql import SqlStore
+from coordinator.web.fronts.node_lines import NodeLines
 from coordinator.web.signal import PATH
 from protocol.federated.federations import FederationTold, FederationWish, terms_digest
 from protocol.identity import NodeKey
@@ -272,6 +273,38 @@ async def test_jobs_of_all_cells_are_done_by_nodes_that_come_in_anywhere(town: T
                 for job in jobs:
                     assert (await client.get(job)).state == "settled"
             await until(partial(_shows, one.url, nodes=10))
+
+
+async def test_cells_of_the_process_where_a_node_comes_in_take_it_without_a_second_connection(
+    town: Town, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    led: list[str] = []
+    connect = NodeLines._connect
+
+    async def counted(*given: Any) -> Any:
+        led.append("on")
+        return await connect(*given)
+
+    monkeypatch.setattr(NodeLines, "_connect", counted)
+    alone = await town.comes()
+    await settled(town, 3)
+    async with wandering(town, 6) as nodes:
+        await until(lambda: all(node.welcomes for node in nodes))
+        await known(town, 6)
+        assert led == []
+        job = await submitted(town, 0, rounds=40)
+        await town.comes()
+        await settled(town, 1, 2)
+        await check(town, await rested(town, [job]))
+        await known(town, 6)
+        assert led, "by now some come in at the other one"
+        here = sum(len(house.parts.nodes.sessions()) for house in alone.houses.values())
+        alone.stopping.set()
+        await asyncio.wait_for(alone.task, HANGS_S)
+        town.coordinators.remove(alone)
+        await settled(town, 3)
+        await known(town, 6)
+        assert here > 0, "some were its own, and were told to come back"
 
 
 async def test_more_jobs_than_a_cell_has_nodes_for_get_those_of_others(town: Town) -> None:

@@ -9,7 +9,7 @@ import pytest
 from coordinator.cells_at_work import CellsAtWork
 from coordinator.domain.cells import MAX_CELLS, WHOLE, Cell, CellState, cell_of, cell_of_token
 from coordinator.errors import StoreAwayError, StoreError
-from coordinator.store.ownership import STALE_S, Ownership
+from coordinator.store.ownership import GONE_S, STALE_S, Ownership
 from coordinator.store.processes import AWAY_S, BEAT_S, LONGEST_AWAY_S, SETTLE_S, SOUND_S, Processes
 from coordinator.store.records import EventRecord
 from coordinator.store.sql import SqlStore
@@ -201,6 +201,24 @@ async def beat(town: Town, seconds: float, *processes: Processes) -> None:
         await town.clock.advance(BEAT_S)
         for process in processes:
             await process.look()
+
+
+@needs_postgres
+async def test_the_share_of_one_that_has_died_is_taken_before_that_of_one_that_is_silent(town: Town) -> None:
+    one, silent, dying = [await town.process(3) for _ in range(3)]
+    for cell, process in enumerate((one, silent, dying)):
+        process.took(cell)
+    await beat(town, SETTLE_S, one, silent, dying)
+    await one.look()
+    assert not one.may_take()
+    await dying._line.close()  # Nobody says that it has ended.
+    await asyncio.sleep(0.2)  # The database sees it a moment later.
+    await beat(town, GONE_S, one)
+    assert one.may_take()
+    one.took(2)
+    assert not one.may_take(), "the other one may be busy"
+    await beat(town, STALE_S - GONE_S, one)
+    assert one.may_take()
 
 
 @needs_postgres

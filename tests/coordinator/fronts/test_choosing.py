@@ -29,6 +29,26 @@ def test_a_node_goes_where_most_are_lacked_and_a_job_where_most_are_to_spare(
 
 
 @pytest.mark.parametrize(
+    ("idle", "here", "chosen"),
+    [
+        ((0, 0, 0), {2}, 2),
+        ((0, 0, 1), {2}, 0),
+        ((80, 80, 90), {2}, 2),
+        ((80, 80, 91), {2}, 0),
+        ((80, 85, 90), {1, 2}, 1),
+        ((80, 80, 80), {}, 0),
+        ((-1, 0, 0), {2}, 0),
+        ((-1, 0, -1), {2}, 0),
+    ],
+)
+def test_a_cell_of_the_same_process_is_as_good_as_one_that_has_little_less_to_spare(
+    idle: tuple[int, ...], here: set[int], chosen: int
+) -> None:
+    states = {cell: CellState(idle=max(0, one), wanted=max(0, -one)) for cell, one in enumerate(idle)}
+    assert place(states, (0, 1, 2), here) == chosen
+
+
+@pytest.mark.parametrize(
     ("states", "cell"),
     [
         ({}, 0),

@@ -3,7 +3,7 @@
 import asyncio
 import itertools
 import socket
-from contextlib import ExitStack
+from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any
 
 import aiohttp
@@ -11,11 +11,11 @@ import msgspec
 import pytest
 from aiohttp import web
 
-from coordinator.errors import UnavailableError
+from coordinator.errors import StoreAwayError, UnavailableError
 from coordinator.services.network import admission as crowds
 from coordinator.services.network.admission import Crowd, CrowdedError
-from coordinator.services.network.nodes import NodeRefusedError, NodeSession
-from coordinator.store.ports import col
+from coordinator.services.network.nodes import TAKEN_OVER, NodeRefusedError, NodeSession
+from coordinator.store.ports import Store, Transaction, col
 from coordinator.store.records import NodeRecord
 from coordinator.web.connections import Connections, listen, put_off
 from protocol.identity import NodeKey
@@ -47,6 +47,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "MAX_GREETING": 6,
         "MAX_GREETING_EACH": 3,
+        "MAX_GREETING_SLOW": 2,
         "MAX_HERE_EACH": 8,
         "MAX_STRANGERS": 10,
         "MAX_STRANGERS_EACH": 5,
@@ -170,6 +171,72 @@ def test_connections_that_say_nothing_are_few() -> None:
                 raise AssertionError
     with crowd.greeting(HOME):
         assert crowd._greeting.total() == 1
+
+
+def test_who_comes_while_others_wait_long_is_put_off() -> None:
+    crowd: Crowd[str] = Crowd(VirtualClock())
+    crowd.answered(crowds.SLOW_S + 1)
+    with crowd.greeting(HOME), crowd.greeting(FARM):
+        with pytest.raises(UnavailableError, match="each waits for 6 s"), crowd.greeting("203.0.113.9"):
+            raise AssertionError
+        crowd.answered(1.0)
+        with crowd.greeting("203.0.113.9"):
+            assert crowd._greeting.total() == 3
+
+
+class CountedStore:
+    """Counts transactions."""
+
+    def __init__(self, inner: Store) -> None:
+        self._inner = inner
+        self.count = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+        self.count += 1
+        return self._inner.transaction()
+
+
+async def test_many_that_come_at_once_share_transactions_and_bounds_hold_exactly() -> None:
+    bench = Gate()
+    counted = CountedStore(bench.store)
+    bench.parts.context.__dict__["store"] = counted
+    came = await asyncio.gather(*(bench.come(number, HOME) for number in range(1, 9)), return_exceptions=True)
+    assert counted.count <= 4, "the first one, and all that came meanwhile: kept, and told what they are owed"
+    assert [type(one) for one in came].count(NodeRefusedError) == 3
+    assert {str(one) for one in came if isinstance(one, NodeRefusedError)} == {
+        "5 nodes of your address are here of whom no work was verified yet: wait until it was"
+    }
+    async with bench.store.transaction() as tx:
+        assert {record.address for record in await tx.find(NodeRecord)} == bench.here()
+        assert len(bench.here()) == 5
+
+
+async def test_a_key_that_comes_twice_at_once_is_here_once() -> None:
+    bench = Gate()
+    sessions = await asyncio.gather(*(bench.come(7, HOME) for _ in range(2)))
+    assert bench.here() == {sessions[0].node}
+    assert bench.parts.nodes.sessions() == (sessions[1],), "the newest wins"
+    assert bench.closed[sessions[0].node] == TAKEN_OVER
+    async with bench.store.transaction() as tx:
+        assert len(await tx.find(NodeRecord)) == 1
+
+
+async def test_what_cannot_be_stored_is_told_to_all_who_wait_and_the_next_one_is_let_in() -> None:
+    bench = Gate()
+    store = bench.parts.context.store
+
+    class Away(CountedStore):
+        def transaction(self) -> AbstractAsyncContextManager[Transaction]:
+            raise StoreAwayError("it is away")
+
+    bench.parts.context.__dict__["store"] = Away(store)
+    came = await asyncio.gather(*(bench.come(number, HOME) for number in range(1, 4)), return_exceptions=True)
+    assert [type(one) for one in came] == [StoreAwayError] * 3
+    bench.parts.context.__dict__["store"] = store
+    assert (await bench.come(4, HOME)).node in bench.here()
 
 
 def test_nothing_is_remembered_of_who_is_gone() -> None:
