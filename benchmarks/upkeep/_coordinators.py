@@ -19,6 +19,7 @@ import msgspec
 import psutil
 from aiohttp import web
 
+from common import gc_tuning
 from common.clock import SystemClock
 from coordinator.cells_at_work import CellWork, serve_cells
 from coordinator.config import Config
@@ -152,6 +153,7 @@ def _let_go(house: House) -> int:
 
 async def _answers(pipe: Connection, told: Callable[[], ProcessTold]) -> None:
     """Say how this process does whenever it is asked, until it is told to end."""
+    gc_tuning.settle()  # As ``cottage serve`` does.
     with suppress(EOFError):
         while await asyncio.to_thread(pipe.recv):
             pipe.send(told())

@@ -43,6 +43,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 from benchmarks.common import publish
 from benchmarks.upkeep._coordinators import Town, TownOptions, allow_files, coordinators
 from benchmarks.upkeep._homes import Fleet, Home
+from common import gc_tuning
 from coordinator.client.client import Client
 from coordinator.store.kept_sums import metadata
 from protocol.rest.api import NewJob
@@ -264,6 +265,7 @@ async def main() -> None:
     if options.kill and options.cells == 1:
         parser.error("nobody would be left: add --cells")
     allow_files()
+    gc_tuning.settle()
     rows, console = {}, Console(stderr=True)
     for homes in map(int, options.homes.split(",")):
         jobs = int(homes * options.share) // (STAGES * REPLICAS)

@@ -200,7 +200,7 @@ class NodeSocket:
         """One connection from its challenge to its end."""
         address = address_of(request)
         with contextlib.ExitStack() as greeting:
-            greeting.enter_context(self._nodes.greeting(address))
+            greeting.callback(await self._nodes.greeting(address))
             socket = web.WebSocketResponse(max_msg_size=MAX_FRAME, heartbeat=20.0, timeout=CLOSE_S, compress=False)
             await socket.prepare(request)
             nonce = None if self._seal is None else self._seal.nonce_of(request.headers)

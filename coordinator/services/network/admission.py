@@ -5,10 +5,11 @@ operator's. Those that are not yet wait here like everybody else, in a part of t
 that has most of them makes place for the next, so that no crowd keeps others out.
 """
 
+import asyncio
 import ipaddress
 from collections import Counter, OrderedDict, deque
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
 from typing import Generic, TypeVar
 
@@ -18,8 +19,12 @@ from coordinator.services.accounts.throttle import Throttle
 
 MAX_GREETING = 1_024  # Connections that have not said who they are: each has ten seconds for it.
 MAX_GREETING_EACH = 64  # Of one address; a house that comes back after an outage tries again within seconds.
-# Who comes while those that have said who they are wait so long for an answer is put off, but for a few.
+# So few, where those that have said who they are wait so long for an answer.
 SLOW_S, MAX_GREETING_SLOW = 5.0, 64
+MAX_WAITING, WAIT_S = (
+    16_384,
+    10.0,
+)  # Connections that wait for a place, and for how long: their nodes do so for fifteen seconds.
 MAX_HERE_EACH = 2_048  # Nodes of one address; a company's machines share one.
 MAX_STRANGERS = 8_192  # Nodes that nobody knows: two fifths of all that fit.
 MAX_STRANGERS_EACH = 256  # Of one address, until their first rounds are verified.
@@ -58,33 +63,70 @@ class Crowd(Generic[S]):
         self._new_keys = Throttle(clock, 1 / (cells * NEW_KEY_S), NEW_KEYS, MAX_ADDRESSES)
         self._all_new_keys = Throttle(clock, 1 / (cells * ALL_NEW_KEY_S), ALL_NEW_KEYS, 1)
         self._greeting: Counter[str] = Counter()
-        self._waited = 0.0
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._inside, self._waited = 0, 0.0
         self._here: Counter[str] = Counter()
         self._strangers: dict[str, OrderedDict[S, None]] = {}
 
-    @contextmanager
-    def greeting(self, address: str) -> Iterator[None]:
-        """Hold a connection until it has said who it is.
+    async def greeting(self, address: str) -> Callable[[], None]:
+        """Hold a connection until it has said who it is, which calling what is returned says; where many are, wait for a place.
 
         Raises:
-            UnavailableError: too many have not, or those that have are answered too slowly.
+            UnavailableError: too many of this address have not, or there is no place.
         """
-        if self._waited > SLOW_S and self._greeting.total() >= MAX_GREETING_SLOW:
-            raise UnavailableError(f"many come just now, and each waits for {self._waited:.0f} s: try again")
         each = self._greeting[address] if _counts(address) else 0
-        if self._greeting.total() >= MAX_GREETING or each >= MAX_GREETING_EACH:
-            raise UnavailableError(
-                f"{self._greeting.total():,} connections have not said who they are, {each:,} of them yours: try again"
-            )
+        if each >= MAX_GREETING_EACH:
+            raise UnavailableError(f"{each:,} connections of yours have not said who they are: try again")
         self._greeting[address] += 1
         try:
-            yield
-        finally:
+            await self._place()
+        except BaseException:
             self._greeting -= Counter({address: 1})
+            raise
+        return partial(self._said, address)
+
+    async def _place(self) -> None:
+        if not self._waiting and self._has_place():
+            self._inside += 1
+            return
+        if len(self._waiting) >= MAX_WAITING:
+            raise UnavailableError(
+                f"{len(self._waiting):,} connections wait until others have said who they are: try again"
+            )
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.append(turn)
+        try:
+            async with asyncio.timeout(WAIT_S):
+                await turn
+        except TimeoutError:
+            raise UnavailableError(
+                f"many come just now, and your turn was not there in {WAIT_S:g} s: try again"
+            ) from None
+        except asyncio.CancelledError:
+            if turn.done() and not turn.cancelled():
+                self._inside -= 1
+                self._next()
+            raise
+
+    def _has_place(self) -> bool:
+        return self._inside < (MAX_GREETING_SLOW if self._waited > SLOW_S else MAX_GREETING)
+
+    def _next(self) -> None:
+        while self._waiting and self._has_place():
+            turn = self._waiting.popleft()
+            if not turn.done():
+                self._inside += 1
+                turn.set_result(None)
+
+    def _said(self, address: str) -> None:
+        self._greeting -= Counter({address: 1})
+        self._inside -= 1
+        self._next()
 
     def answered(self, seconds: float) -> None:
         """One that had said who it is was let in, or was not, after so long."""
         self._waited = seconds
+        self._next()
 
     def check(
         self, address: str, *, new: bool, known: bool, coming: Mapping[tuple[str, bool], int] = MappingProxyType({})

@@ -7,7 +7,6 @@ two machines, and the next one is refused for a minute.
 import asyncio
 import hashlib
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from functools import partial
 
 from common.errors import IdentityError
@@ -295,9 +294,9 @@ class Nodes:
             session.close(TAKEN_OVER)
             self.leave(session)
 
-    def greeting(self, address: str) -> AbstractContextManager[None]:
-        """Hold a connection until it has said who it is; UnavailableError where too many have not."""
-        return self._crowd.greeting(address)
+    async def greeting(self, address: str) -> Callable[[], None]:
+        """Hold a connection until it has said who it is (``Crowd.greeting``)."""
+        return await self._crowd.greeting(address)
 
     def session(self, node: str) -> NodeSession | None:
         """The node's connection, if it is here."""

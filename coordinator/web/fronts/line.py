@@ -120,13 +120,12 @@ class LineToWork:
         """
         key, now = (what, nodes, address), _now()
         kept = self._shared.get(key)
-        if kept is None or now - kept.asked > SHARED_S:
+        if kept is None or (kept.task.done() and now - kept.asked > SHARED_S):
             if self._at is None:
                 raise ElsewhereError("the coordinator at work is not reached")
             self._shared = {other: one for other, one in self._shared.items() if now - one.asked <= OLDEST_S}
             asking = self._said(kind, FrontQuestion(what, nodes, address), self._at)
-            before = kept if kept is None or kept.task.done() else kept.before
-            kept = _Answer(now, asyncio.create_task(asking, name="ask-the-one-at-work"), before)
+            kept = _Answer(now, asyncio.create_task(asking, name="ask-the-one-at-work"), kept)
             kept.task.add_done_callback(_heard)
             if len(self._shared) < MAX_KEPT:
                 self._shared[key] = kept
@@ -191,6 +190,7 @@ class LineToWork:
                 LOG.error("following the coordinator at %s", url, exc_info=error)
         if self._at is not None:
             self._at.gone.set()
+            self._shared.clear()  # Whoever asks next waits for no answer of one that is gone.
             self._at, self._left = None, _now()
 
 

@@ -80,7 +80,7 @@ class NodeLines:
             raise UnavailableError(OTHER_VERSION)  # What it holds is not known here.
         with ExitStack() as greeting:
             address = address_of(self._headers.asking(request))
-            greeting.enter_context(self._crowd.greeting(address))
+            greeting.callback(await self._crowd.greeting(address))
             near = _near()
             await near.prepare(request)
             nonce, host = secrets.token_bytes(32), request.host[:200]

@@ -96,6 +96,7 @@ async def test_a_slow_one_is_told_once_more_while_it_is_renewed_and_not_when_it_
     await asyncio.sleep(line.SHARED_S + 0.05)
     async with asyncio.timeout(asked.at.takes / 2):
         assert [await asked.say() for _ in range(3)] == [1, 1, 1]
+    await asyncio.sleep(asked.at.takes / 2)
     assert asked.at.asked == 2, "it is asked for once"
     await until(lambda: _said(asked, 2))
     await asyncio.sleep(line.OLDEST_S + 0.1)

@@ -48,6 +48,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         "MAX_GREETING": 6,
         "MAX_GREETING_EACH": 3,
         "MAX_GREETING_SLOW": 2,
+        "WAIT_S": 0.3,
         "MAX_HERE_EACH": 8,
         "MAX_STRANGERS": 10,
         "MAX_STRANGERS_EACH": 5,
@@ -161,27 +162,63 @@ async def test_this_machines_own_nodes_are_not_counted() -> None:
     assert len(bench.here()) == 19
 
 
-def test_connections_that_say_nothing_are_few() -> None:
+async def test_connections_that_say_nothing_are_few_and_others_wait_for_a_place() -> None:
     crowd: Crowd[str] = Crowd(VirtualClock())
-    with crowd.greeting(HOME), crowd.greeting(HOME), crowd.greeting(HOME):
-        with pytest.raises(UnavailableError, match="3 of them yours"), crowd.greeting(HOME):
-            raise AssertionError
-        with crowd.greeting(FARM), crowd.greeting(FARM), crowd.greeting("203.0.113.9"):
-            with pytest.raises(UnavailableError, match="6 connections"), crowd.greeting("203.0.113.10"):
-                raise AssertionError
-    with crowd.greeting(HOME):
-        assert crowd._greeting.total() == 1
+    said = [await crowd.greeting(HOME) for _ in range(3)]
+    with pytest.raises(UnavailableError, match="3 connections of yours"):
+        await crowd.greeting(HOME)
+    said += [await crowd.greeting(address) for address in (FARM, FARM, "203.0.113.9")]
+    with pytest.raises(UnavailableError, match=r"your turn was not there in 0\.3 s"):
+        await crowd.greeting("203.0.113.10")
+    first, second = [asyncio.create_task(crowd.greeting(f"203.0.113.{number}")) for number in (11, 12)]
+    await asyncio.sleep(0)
+    said.pop()()
+    await asyncio.sleep(0)
+    assert (first.done(), second.done()) == (True, False), "whoever has waited longest"
+    second.cancel()
+    await asyncio.gather(second, return_exceptions=True)
+    said.append(await first)
+    for one in said:
+        one()
+    assert crowd._greeting.total() == crowd._inside == 0
+    (await crowd.greeting(HOME))()
 
 
-def test_who_comes_while_others_wait_long_is_put_off() -> None:
+async def test_who_leaves_as_its_turn_comes_gives_it_to_the_next() -> None:
+    crowd: Crowd[str] = Crowd(VirtualClock())
+    said = [await crowd.greeting(f"203.0.113.{number}") for number in range(6)]
+    leaving, next_one = [asyncio.create_task(crowd.greeting(f"203.0.113.{number}")) for number in (11, 12)]
+    await asyncio.sleep(0)
+    said.pop()()
+    leaving.cancel()
+    said.append(await next_one)
+    assert leaving.cancelled()
+    assert crowd._inside == 6
+
+
+async def test_those_that_wait_are_few_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(crowds, "MAX_WAITING", 1)
+    crowd: Crowd[str] = Crowd(VirtualClock())
+    for number in range(6):
+        await crowd.greeting(f"203.0.113.{number}")
+    waiting = asyncio.create_task(crowd.greeting(HOME))
+    await asyncio.sleep(0)
+    with pytest.raises(UnavailableError, match="1 connections wait until others have said"):
+        await crowd.greeting(FARM)
+    waiting.cancel()
+
+
+async def test_while_those_that_have_said_who_they_are_wait_long_few_others_are_asked() -> None:
     crowd: Crowd[str] = Crowd(VirtualClock())
     crowd.answered(crowds.SLOW_S + 1)
-    with crowd.greeting(HOME), crowd.greeting(FARM):
-        with pytest.raises(UnavailableError, match="each waits for 6 s"), crowd.greeting("203.0.113.9"):
-            raise AssertionError
-        crowd.answered(1.0)
-        with crowd.greeting("203.0.113.9"):
-            assert crowd._greeting.total() == 3
+    for address in (HOME, FARM):
+        await crowd.greeting(address)
+    waiting = asyncio.create_task(crowd.greeting("203.0.113.9"))
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    crowd.answered(1.0)
+    await waiting
+    assert crowd._inside == 3
 
 
 class CountedStore:
