@@ -167,7 +167,8 @@ def _application(
     FrontAnswers(seal, services, context.bus, chain, app[CONNECTIONS]).setup(app)
     if parts.between is not None:
         parts.relays.on_announced(parts.between.relay)
-        BetweenAnswers(BetweenSeal(key.seed), context.cell, parts.nodes, parts.leases, parts.relays).setup(app)
+        asked = (parts.nodes, parts.leases, parts.relays, parts.federations, parts.settlement)
+        BetweenAnswers(BetweenSeal(key.seed), context.cell, *asked).setup(app)
     return app
 
 

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 from common.clock import Clock
 from coordinator.config import Config
@@ -63,7 +63,7 @@ from coordinator.services.payments.confirmations import Confirmations
 from coordinator.services.payments.funding import FundingService
 from coordinator.services.payments.outbox_lanes import Lanes
 from coordinator.services.payments.promises import PromiseService
-from coordinator.services.payments.settlement import Settlement
+from coordinator.services.payments.settlement import ClaimsBeside, Settlement
 from coordinator.services.payments.stakes import StakeService
 from coordinator.services.payments.withdrawals import Sponsor, WithdrawalService
 from coordinator.services.recovery.job_records import RecordsSeal
@@ -73,7 +73,7 @@ from coordinator.services.serving.deployments import Deployments
 from coordinator.services.serving.homes import Homes
 from coordinator.services.serving.private import PrivateSessions
 from coordinator.services.serving.proofs import AnswerProofs
-from coordinator.services.training.federations import Federations
+from coordinator.services.training.federations import Federations, FederationsBeside
 from coordinator.services.training.runs import Runs
 from coordinator.services.training.secure_sums import SecureSums
 from coordinator.services.training.staffing import Staffing
@@ -90,18 +90,22 @@ from protocol.identity import NodeKey
 _ONCE = frozenset({"withdrawals", "notices", "keeping", "forgetting", "checks"})
 
 
+class CellsBeside(NodesBeside, FederationsBeside, ClaimsBeside, Protocol):
+    """The other cells of a network, as one asks them."""
+
+
 @dataclass(frozen=True)
 class AmongCells:
     """What the coordinator of one cell has to do with the others.
 
     Attributes:
-        nodes: of theirs. ``states``: what they told within seconds.
+        beside: they. ``states``: what they told within seconds.
         tell: lets them know how this cell does.
         stay: auditors that run beside this coordinator, and know no other one.
     """
 
     cell: Cell
-    nodes: NodesBeside
+    beside: CellsBeside
     states: Callable[[], Mapping[int, CellState]]
     tell: Callable[[CellState], None]
     stay: frozenset[str] = frozenset()
@@ -150,6 +154,7 @@ class CoordinatorParts:
     answer_proofs: AnswerProofs
     private: PrivateSessions
     elements: ElementBooks
+    federations: Federations
     checks: DatasetChecks | None = None
     vital_signs: VitalSigns | None = None
     exchange: NodeExchange | None = None
@@ -237,6 +242,7 @@ def _rounds(
     coordinator: str,
     open_arrays: OpenArrays,
     artifacts: ArtifactStore,
+    beside: ClaimsBeside | None,
 ) -> _Rounds:
     deadlines = Deadlines(context, nodes, links)
     disputes = DisputeService(context, nodes, deadlines)
@@ -245,7 +251,7 @@ def _rounds(
     boundaries = Boundaries(context, nodes, leases, drawing)
     verification = Verification(context, nodes, leases, disputes, boundaries, deadlines)
     promises = PromiseService(context, chain)
-    settlement = Settlement(context, desk, promises)
+    settlement = Settlement(context, desk, promises, beside)
     funding = FundingService(desk, chain, coordinator, settlement)
     lanes = Lanes(context, desk, chain, promises, Confirmations(desk, chain, promises, funding))
     looks = Looks(context, desk, nodes, leases)
@@ -288,10 +294,10 @@ def assemble(
     links = Links(context)
     context.metrics.watch(links.gauges)
     relays = Relays(context, links)
-    beside = None if among is None else among.nodes
+    beside = None if among is None else among.beside
     nodes = Nodes(context, leases, chain, coordinator, lambda n: relays.servers(relays.order(n), n), key, beside)
     open_arrays = OpenArrays(context, nodes, artifacts)
-    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays, artifacts)
+    rounds = _rounds(context, desk, leases, nodes, links, chain, coordinator, open_arrays, artifacts, beside)
     runs, drawing, promises, settlement = rounds.runs, rounds.drawing, rounds.promises, rounds.settlement
     referee = Referee(context, desk, rounds.disputes, runs.advance, judge)
     draw_blocks = DrawBlocks(context, desk, drawing, runs, chain)
@@ -301,7 +307,7 @@ def assemble(
     returns = Returns(desk, leases, nodes, doors, runs.advance)
     talk = (context, desk, leases, nodes, runs, rounds.verification, links, settlement, promises, logs)
     private = PrivateSessions(context, nodes, rounds.homes, relays)
-    kinds = (ElementResults(context, artifacts, deliveries), Federations(context, desk, runs))
+    kinds = (ElementResults(context, artifacts, deliveries), federations := Federations(context, desk, runs, beside))
     proofs = AnswerProofs(context, desk, nodes, rounds.deployments, generator)
     conversation = NodeProtocol(*talk, rounds.watching, doors, returns, rounds.homes, proofs, private, *kinds)
     open_arrays.attend(desk)
@@ -329,7 +335,7 @@ def assemble(
     checks = AnswerChecks(context, desk, rounds.homes, rounds.deployments, generator)
     served = (rounds.homes, checks, proofs, private, ElementBooks(context, open_arrays, artifacts))
     parts = (*work, *found, *shown, *told, *money, *files, forgetting, days, buckets, evaluations, operation, *served)
-    return CoordinatorParts(*parts, exchange=_exchange(context, nodes, leases, rounds, among))
+    return CoordinatorParts(*parts, federations, exchange=_exchange(context, nodes, leases, rounds, among))
 
 
 def _is_here(nodes: Nodes, node: str) -> bool:

@@ -168,7 +168,8 @@ async def opened(
     sockets = NodeSocket(parts.context, parts.nodes, parts.conversation, parts.patience, FRONTS)
     sockets.setup(app)
     if between is not None:
-        BetweenAnswers(BETWEEN, parts.context.cell, parts.nodes, parts.leases, parts.relays).setup(app)
+        asked = (parts.nodes, parts.leases, parts.relays, parts.federations, parts.settlement)
+        BetweenAnswers(BETWEEN, parts.context.cell, *asked).setup(app)
     if rest:
         artifacts = DiskArtifacts(config.data / "artifacts")
         uploads = UploadService(config.data / "uploads", artifacts)

@@ -471,7 +471,7 @@ class NodeProtocol:
             await self._settlement.claim(session.payout)
         else:
             mine: tuple[Condition, ...] = (col(Lease.job).in_(message.jobs), col(Lease.node).equals(session.node))
-            async with self._context.store.transaction() as tx:
+            async with self._context.everywhere.transaction() as tx:  # It may have come from another cell.
                 held = await tx.sums(Lease, col(Lease.fence), (col(Lease.job),), *mine) if message.jobs else {}
             for (job,) in held:
                 self._stir(str(job), {session.node})

@@ -52,11 +52,16 @@ class Crowd(Generic[S]):
     """Counts. ``S``: what stands for one that is here.
 
     Addresses of this machine itself are not counted: a proxy that nobody has told us of brings everybody from there.
+
+    Each cell of a network counts who is here by itself: it is its own room that they take. Rows of new keys lie in the database
+    of all, so each cell has its part of how many come over time. At once it takes as many as if it were alone, since a whole
+    office may be led to the one that lacks nodes.
     """
 
-    def __init__(self, clock: Clock) -> None:
-        self._new_keys = Throttle(clock, 1 / NEW_KEY_S, NEW_KEYS, MAX_ADDRESSES)
-        self._all_new_keys = Throttle(clock, 1 / ALL_NEW_KEY_S, ALL_NEW_KEYS, 1)
+    def __init__(self, clock: Clock, cells: int = 1) -> None:
+        """``cells``: that the network's nodes are parted in."""
+        self._new_keys = Throttle(clock, 1 / (cells * NEW_KEY_S), NEW_KEYS, MAX_ADDRESSES)
+        self._all_new_keys = Throttle(clock, 1 / (cells * ALL_NEW_KEY_S), ALL_NEW_KEYS, 1)
         self._greeting: Counter[str] = Counter()
         self._waiting: deque[asyncio.Future[None]] = deque()
         self._inside, self._waited = 0, 0.0

@@ -206,7 +206,7 @@ class Nodes:
         self._flips = KeyFlips(context.clock)
         self._computers: dict[str, str] = {}  # Of further cards: of those that are here, hold something, or are banned.
         self._cards: dict[str, set[str]] = {}  # The same by computers, for greetings: there may be 20,000 nodes.
-        self._crowd: Crowd[NodeSession] = Crowd(context.clock)
+        self._crowd: Crowd[NodeSession] = Crowd(context.clock, context.cell.of)
         self._arrivals = Arrivals(context, self._crowd, self._is_known)
         self._speeds = NodeSpeeds()
         self._came = 0  # Connections so far.

@@ -5,13 +5,15 @@ so even a repeated one pays nothing more.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from typing import Final, Protocol
 
 import msgspec
 
 from common import tracing
 from common.untrusted_text import untrusted
 from coordinator.domain import pricing
+from coordinator.domain.cells import cell_of
 from coordinator.domain.job import LIVE
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
@@ -25,15 +27,31 @@ MAX_PAYEES_A_ROW = MAX_BATCH  # What one transaction pays; their token accounts 
 MAX_SHARES = 500  # Of a payee, looked through at a time.
 CLAIM_S = 600.0  # Between two claims of a payee.
 MAX_CLAIMS = 5_000  # Within that time: about one transaction in eight of the coordinator's capacity.
+# Shares that are verified, and that nothing was queued for.
+_WAITING: Final[tuple[Condition, ...]] = (
+    col(CommitRecord.state).equals("verified"),
+    col(CommitRecord.settlement).equals(None),
+)
+
+
+class ClaimsBeside(Protocol):
+    """Other cells, whose jobs owe payees something, too."""
+
+    def claim(self, payee: str, cells: Collection[int]) -> None:
+        """Let these cells know, in a moment, that a payee asks for what it has earned in their jobs."""
 
 
 class Settlement:
     """Queues payouts and refunds."""
 
-    def __init__(self, context: Context, desk: JobDesk, promises: PromiseService) -> None:
+    def __init__(
+        self, context: Context, desk: JobDesk, promises: PromiseService, beside: ClaimsBeside | None = None
+    ) -> None:
+        """``beside``: other cells, where there are any."""
         self._context = context
         self._desk = desk
         self._promises = promises
+        self._beside = beside
         self._claimed: dict[str, float] = {}
 
     async def settle_if_due(self, work: UnitOfWork) -> None:
@@ -50,7 +68,14 @@ class Settlement:
         await self._settle(work, self._worth(await self._unsettled(work), pricing.worth_claiming))
 
     async def claim(self, payee: str) -> None:
-        """Queue what a payee has earned in all jobs of this cell and asks for; what the fee alone would eat waits on.
+        """Queue what a payee has earned in all jobs and asks for; what the fee alone would eat waits on. Jobs of other cells are
+        for these to look at, which hear of it."""
+        await self.claim_here(payee)
+        if self._beside is not None:
+            self._beside.claim(payee, await self._cells_beside(payee))
+
+    async def claim_here(self, payee: str) -> None:
+        """Likewise, in all jobs of this cell.
 
         Once in CLAIM_S: each costs a transaction of the coordinator's.
         """
@@ -58,13 +83,9 @@ class Settlement:
         self._claimed = {who: at for who, at in self._claimed.items() if at + CLAIM_S > now}
         if payee in self._claimed or len(self._claimed) >= MAX_CLAIMS:
             return
-        mine: tuple[Condition, ...] = (
-            col(CommitRecord.payout).equals(payee),
-            col(CommitRecord.state).equals("verified"),
-            col(CommitRecord.settlement).equals(None),
-        )
         async with self._context.store.transaction() as tx:
-            jobs = {commit.job for commit in await tx.find(CommitRecord, *mine, limit=MAX_SHARES)}
+            found = await tx.find(CommitRecord, col(CommitRecord.payout).equals(payee), *_WAITING, limit=MAX_SHARES)
+        jobs = {commit.job for commit in found}
         if not jobs:
             return  # Nor is it remembered: whoever has earned nothing keeps nobody from claiming.
         self._claimed[payee] = now
@@ -73,6 +94,14 @@ class Settlement:
                 commits = [commit for commit in await self._unsettled(work) if commit.payout == payee]
                 if work.job.state in LIVE:
                     await self._settle(work, self._worth(commits, pricing.worth_claiming))
+
+    async def _cells_beside(self, payee: str) -> set[int]:
+        """Those whose jobs owe a payee something that waits."""
+        mine = col(CommitRecord.payout).equals(payee)
+        async with self._context.everywhere.transaction() as tx:
+            owed = await tx.sums(CommitRecord, col(CommitRecord.amount), (col(CommitRecord.job),), mine, *_WAITING)
+        cell = self._context.cell
+        return {cell_of(str(job), cell.of) for (job,) in owed} - {cell.number}
 
     async def finish(self, work: UnitOfWork) -> None:
         """Queue the last payouts and the refund, once; nothing where no escrow was seen.
@@ -112,12 +141,7 @@ class Settlement:
         return [commit for commit in commits if commit.payout in paid]
 
     async def _unsettled(self, work: UnitOfWork) -> list[CommitRecord]:
-        where: tuple[Condition, ...] = (
-            col(CommitRecord.job).equals(work.job.id),
-            col(CommitRecord.state).equals("verified"),
-            col(CommitRecord.settlement).equals(None),
-        )
-        return await work.tx.find(CommitRecord, *where)
+        return await work.tx.find(CommitRecord, col(CommitRecord.job).equals(work.job.id), *_WAITING)
 
     @tracing.traced("settle")
     async def _settle(self, work: UnitOfWork, commits: Sequence[CommitRecord]) -> None:

@@ -1,7 +1,14 @@
-"""Owners look at a federated job, join it with data of their own, and leave it: asked over their nodes' own connections."""
+"""Owners look at a federated job, join it with data of their own, and leave it: asked over their nodes' own connections.
+
+A node's connection may be in another cell than the job, and the node at work there. So what its owner wants is asked of the job's
+cell, and the node stays where it is until the job has a seat for it (``network.cell_nodes``).
+"""
+
+from typing import Protocol
 
 from common.untrusted_text import untrusted
 from coordinator.domain.job import LIVE, Job, JoinedOwner
+from coordinator.errors import UnavailableError
 from coordinator.services.core.context import Context
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import NodeSession
@@ -13,27 +20,47 @@ from protocol.ids import NodeAddress
 NOT_HERE = (
     "there is no federation {job} here that invites node {node}: have its initiator name this address in its document"
 )
-ELSEWHERE = "another coordinator of this network carries it, which this node is not connected to now: try again later"
+AWAY = "no coordinator of this network carries it just now: another one is about to, try again in a moment"
 CHANGED = "the job is not the one that was looked at: look at it once more before you join"
+
+
+class FederationsBeside(Protocol):
+    """Federations of other cells."""
+
+    async def wish(self, node: NodeAddress, asked: FederationWish) -> FederationTold:
+        """What the job's cell grants a node that it invites, and is connected here.
+
+        Raises:
+            UnavailableError: nobody carries that cell for longer than it takes another one to.
+        """
 
 
 class Federations:
     """Answers owners' wishes. Who is not invited hears the same as where there is nothing."""
 
-    def __init__(self, context: Context, desk: JobDesk, runs: Runs) -> None:
+    def __init__(self, context: Context, desk: JobDesk, runs: Runs, beside: FederationsBeside | None = None) -> None:
+        """``beside``: those of other cells, where there are any."""
         self._context = context
         self._desk = desk
         self._runs = runs
+        self._beside = beside
 
     async def wish(self, session: NodeSession, asked: FederationWish) -> None:
         """Grant what can be granted, and say how the job stands."""
         node = session.node
         if not await self._invites(asked.job, node):
             session.send(FederationTold(asked.job, untrusted(NOT_HERE.format(job=asked.job[:8], node=node))))
-            return
-        if not self._context.cell.has(asked.job):
-            session.send(await self._told_from_here(asked, node))
-            return
+        elif self._context.cell.has(asked.job):
+            session.send(await self.grant(node, asked))
+        else:
+            session.send(await self._led(node, asked))
+
+    async def grant(self, node: NodeAddress, asked: FederationWish) -> FederationTold:
+        """What this cell's job grants a node that it invites; granted twice it is as if it had been once.
+
+        Raises:
+            OtherCellError: it is another cell's.
+        """
         problem = ""
         async with self._desk.open(asked.job) as work:
             match asked.what:
@@ -44,7 +71,7 @@ class Federations:
             told = _told(work.job, node, problem)
             if asked.what != "look":
                 await self._runs.advance(work)
-        session.send(told)
+        return told
 
     async def _invites(self, job: str, node: NodeAddress) -> bool:
         async with self._context.everywhere.transaction() as tx:
@@ -52,11 +79,19 @@ class Federations:
         federated = found[0].spec.federated if found else None
         return federated is not None and node in federated.owners
 
-    async def _told_from_here(self, asked: FederationWish, node: NodeAddress) -> FederationTold:
-        """How a job of another cell stands, which grants what is more than a look."""
+    async def _led(self, node: NodeAddress, asked: FederationWish) -> FederationTold:
+        """What a job of another cell grants: that cell is asked where it is more than a look.
+
+        While nobody carries it, whatever else the node says waits here, but for its heartbeats.
+        """
+        problem = ""
+        if asked.what != "look" and self._beside is not None:
+            try:
+                return await self._beside.wish(node, asked)
+            except UnavailableError:
+                problem = AWAY
         async with self._context.everywhere.transaction() as tx:
-            job = await tx.get(Job, asked.job)
-        return _told(job, node, "" if asked.what == "look" else ELSEWHERE)
+            return _told(await tx.get(Job, asked.job), node, problem)
 
     def _join(self, work: UnitOfWork, node: NodeAddress, asked: FederationWish) -> str:
         """Returns why it cannot, or nothing; joining again changes what is told of the data."""

@@ -1,13 +1,15 @@
-"""What cells of a network ask each other, at the doors where fronts ask them too: their nodes, who has come, relays' reports.
+"""What cells of a network ask each other, at the doors where fronts ask them too: their nodes, who has come, relays' reports; and
+what nodes of one want of jobs of another.
 
-A cell that is away, or slow, is left out: what is known of the others then is less, and nothing waits for it.
+A cell that is away, or slow, is left out: what is known of the others then is less, and nothing waits for it. Who joins a
+federation waits for its cell, as long as it takes another coordinator to carry that. Payees' claims are kept for theirs.
 """
 
 import asyncio
 import hmac
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from math import inf
 from typing import Final, Literal
@@ -16,17 +18,21 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from common.clock import Clock
-from coordinator.domain.cells import Cell
-from coordinator.errors import CottageError, NotFoundError
+from coordinator.domain.cells import Cell, cell_of
+from coordinator.errors import CottageError, NotFoundError, UnavailableError
 from coordinator.services.core.leases import Leases
-from coordinator.services.network.cell_nodes import told
+from coordinator.services.network.cell_nodes import told as told_nodes
 from coordinator.services.network.far_nodes import FarNode
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.network.relays import Relays
+from coordinator.services.payments.settlement import Settlement
+from coordinator.services.training.federations import Federations
 from coordinator.web.auth import public
 from coordinator.web.http import answer, read_body
 from protocol import codec
 from protocol.codec import MessageError
+from protocol.federated.federations import FederationTold, FederationWish
+from protocol.ids import NodeAddress
 from protocol.network import MAX_RELAYS, RelayEnvelope
 
 BETWEEN: Final = "/fronts/between"
@@ -43,6 +49,9 @@ OLD_S: Final = 60.0
 ANSWER_S: Final = 2.0
 TURN_S: Final = 0.5
 KEPT_S: Final = 10.0  # For so long a cell that does not answer is told again who has come.
+CLAIM_KEPT_S: Final = 60.0  # And what payees ask for, who may not do so again for ten minutes.
+MAX_CLAIMS_KEPT: Final = 5_000  # For each cell, as many as it takes in ten minutes.
+WISH_S: Final = 10.0  # For so long a federation's cell is waited for: another one carries it after three seconds or so.
 
 LOG = logging.getLogger(__name__)
 
@@ -68,19 +77,33 @@ class BetweenQuestion(msgspec.Struct, frozen=True):
 
     Attributes:
         came: nodes that have come there, and how many seconds ago. ``relay``: what a relay has told.
+        wish: of the owner of ``node``, which is connected there and invited. ``payees``: who ask for what they have earned.
     """
 
-    what: Literal["nodes", "came", "relay"]
+    what: Literal["nodes", "came", "relay", "wish", "claims"]
     cell: int
     came: dict[str, float] = {}
     relay: RelayEnvelope | None = None
+    node: str = ""
+    wish: FederationWish | None = None
+    payees: tuple[str, ...] = ()
 
 
 class BetweenAnswers:
     """Handler of the route, which nobody but other cells may ask."""
 
-    def __init__(self, seal: BetweenSeal, cell: Cell, nodes: Nodes, leases: Leases, relays: Relays) -> None:
+    def __init__(
+        self,
+        seal: BetweenSeal,
+        cell: Cell,
+        nodes: Nodes,
+        leases: Leases,
+        relays: Relays,
+        federations: Federations,
+        settlement: Settlement,
+    ) -> None:
         self._seal, self._cell, self._nodes, self._leases, self._relays = seal, cell, nodes, leases, relays
+        self._federations, self._settlement = federations, settlement
 
     def setup(self, app: web.Application) -> None:
         """Add the route."""
@@ -94,18 +117,26 @@ class BetweenAnswers:
         asked: BetweenQuestion = codec.decode_json(await read_body(request, MAX_ASKED), BetweenQuestion, MAX_ASKED)
         match asked.what:
             case "nodes":
-                return answer(told(self._nodes, self._leases, Cell(asked.cell, self._cell.of).has))
+                return answer(told_nodes(self._nodes, self._leases, Cell(asked.cell, self._cell.of).has))
             case "came":
                 for node, seconds in asked.came.items():
                     self._nodes.is_elsewhere(node, seconds)
             case "relay" if asked.relay is not None:
                 with suppress(CottageError, MessageError):  # It may have been here already.
                     self._relays.announce(asked.relay, first_hand=False)
+            case "wish" if (
+                asked.wish is not None
+            ):  # Answered as the node will be: a document has more than JSON can say.
+                told = await self._federations.grant(NodeAddress(asked.node), asked.wish)
+                return web.Response(body=codec.encode(told))
+            case "claims":
+                for payee in asked.payees:
+                    await self._settlement.claim_here(payee)
         return answer([])
 
 
 class BetweenCells:
-    """Asks the other cells. Implements ``far_nodes.NodesBeside``; ``run`` it."""
+    """Asks the other cells. Implements ``far_nodes.NodesBeside``, ``FederationsBeside`` and ``ClaimsBeside``; ``run`` it."""
 
     def __init__(
         self, cell: Cell, doors: Callable[[], Mapping[int, str]], seal: BetweenSeal, http: ClientSession, clock: Clock
@@ -117,6 +148,7 @@ class BetweenCells:
         self._looked = self._wanted = -inf
         self._looking: asyncio.Task[None] | None = None
         self._came: dict[int, dict[str, float]] = {}
+        self._claims: dict[int, dict[str, float]] = {}
         self._relays: deque[RelayEnvelope] = deque(maxlen=MAX_RELAYS)
         self._news = asyncio.Event()
         self._silent: set[int] = set()
@@ -143,6 +175,26 @@ class BetweenCells:
         for number in self._others():
             self._came.setdefault(number, {}).update(dict.fromkeys(nodes, now))
         self._news.set()
+
+    def claim(self, payee: str, cells: Collection[int]) -> None:
+        """As the port has it."""
+        now = self._clock.now()
+        for number in cells:
+            if len(waiting := self._claims.setdefault(number, {})) < MAX_CLAIMS_KEPT:
+                waiting[payee] = now
+        self._news.set()
+
+    async def wish(self, node: NodeAddress, asked: FederationWish) -> FederationTold:
+        """As the port has it."""
+        number, until = cell_of(asked.job, self._cell.of), self._clock.now() + WISH_S
+        question = BetweenQuestion("wish", self._cell.number, node=node, wish=asked)
+        while True:
+            url = self._doors().get(number)
+            if url is not None and (data := await self._ask(number, url, question)) is not None:
+                return _told(data)
+            if self._clock.now() >= until:
+                raise UnavailableError(f"no coordinator carries cell {number + 1} now: come back in a moment")
+            await self._clock.sleep(TURN_S)
 
     def relay(self, envelope: RelayEnvelope) -> None:
         """Pass a relay's report on, once it was found to be good."""
@@ -190,8 +242,11 @@ class BetweenCells:
         passed = [BetweenQuestion("relay", self._cell.number, relay=envelope) for envelope in reports]
         telling = [self._ask(number, url, one) for number, url in doors.items() for one in passed]
         telling += [self._tell_who_came(number, url) for number, url in doors.items() if self._came.get(number)]
+        telling += [self._tell_claims(number, url) for number, url in doors.items() if self._claims.get(number)]
         await asyncio.gather(*telling)
         self._came = {number: nodes for number, nodes in self._came.items() if number in doors and nodes}
+        since = self._clock.now() - CLAIM_KEPT_S
+        self._claims = {number: _later(payees, since) for number, payees in self._claims.items()}
 
     async def _tell_who_came(self, number: int, url: str) -> None:
         now, nodes = self._clock.now(), self._came.pop(number)
@@ -199,6 +254,12 @@ class BetweenCells:
         if await self._ask(number, url, BetweenQuestion("came", self._cell.number, came=ages)) is None:
             again = {node: at for node, at in nodes.items() if now - at < KEPT_S}
             self._came[number] = again | self._came.get(number, {})
+
+    async def _tell_claims(self, number: int, url: str) -> None:
+        payees = self._claims.pop(number)
+        question = BetweenQuestion("claims", self._cell.number, payees=tuple(payees))
+        if await self._ask(number, url, question) is None:  # Or not in time: who was heard has been noted there.
+            self._claims[number] = payees | self._claims.get(number, {})
 
     async def _ask(self, number: int, url: str, question: BetweenQuestion) -> bytes | None:
         """Its answer; None: there is none in time."""
@@ -214,3 +275,15 @@ class BetweenCells:
             LOG.warning("cell %d at %s %s: its nodes are not counted here until it does", number + 1, url, why)
         (self._silent.discard if data is not None else self._silent.add)(number)
         return data
+
+
+def _told(data: bytes) -> FederationTold:
+    try:
+        told: FederationTold = codec.decode(data, FederationTold)
+    except MessageError as error:
+        raise UnavailableError(f"another cell tells of a federation what is not understood here: {error}") from error
+    return told
+
+
+def _later(times: Mapping[str, float], since: float) -> dict[str, float]:
+    return {one: at for one, at in times.items() if at > since}

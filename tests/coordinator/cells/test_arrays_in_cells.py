@@ -4,10 +4,8 @@ from functools import partial
 
 import pytest
 
-from coordinator.assembly import AmongCells
+from coordinator.assembly import AmongCells, CoordinatorParts
 from coordinator.domain.cells import STAY_S, Cell, CellState, awaits, place
-from coordinator.services.core.leases import Leases
-from coordinator.services.network.nodes import Nodes
 from coordinator.store.memory import MemoryStore
 from tests.coordinator.arrays.arrayed import ArrayWorld, ElementNode, truth
 from tests.coordinator.cells.towns import CellMemory, TownBeside
@@ -27,13 +25,13 @@ class ArrayTown:
         for number in range(cells):
             cell = Cell(number, cells)
             tell = partial(self.states.__setitem__, number)
-            among = AmongCells(cell, TownBeside(cell, self._others), lambda: dict(self.states), tell)
+            among = AmongCells(cell, TownBeside(cell, self._parts), lambda: dict(self.states), tell)
             world = ArrayWorld(CellMemory(whole, cell), seed=number, among=among, clock=self.clock)
             world.artifacts.kept[DATASET] = b"text"
             self.worlds.append(world)
 
-    def _others(self, cell: Cell) -> list[tuple[Nodes, Leases]]:
-        return [(one.parts.nodes, one.parts.leases) for at, one in enumerate(self.worlds) if at != cell.number]
+    def _parts(self) -> list[CoordinatorParts]:
+        return [one.parts for one in self.worlds]
 
     async def turns(self, count: int) -> None:
         for turn in range(count):

@@ -65,7 +65,8 @@ async def cells(config: Config = CONFIG, count: int = ALL) -> AsyncIterator[Cell
             app = web.Application()
             answers.protect(app, lambda *_: None)
             parts = bench.parts
-            BetweenAnswers(BetweenSeal(SEED), made.of(number), parts.nodes, parts.leases, parts.relays).setup(app)
+            asked = (parts.nodes, parts.leases, parts.relays, parts.federations, parts.settlement)
+            BetweenAnswers(BetweenSeal(SEED), made.of(number), *asked).setup(app)
             server = TestServer(app)
             await server.start_server()
             stack.push_async_callback(server.close)

@@ -6,7 +6,7 @@ They are as they are in processes of their own, with real HTTP and WebSockets be
 import asyncio
 import contextlib
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -24,12 +24,16 @@ from coordinator.domain.cells import cell_of
 from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import Lease
 from coordinator.store.ports import col
-from coordinator.store.records import RoundRecord
+from coordinator.store.records import CommitRecord, RoundRecord
 from coordinator.store.sql import SqlStore
 from coordinator.web.fronts.node_lines import NodeLines
 from coordinator.web.signal import PATH
+from protocol.federated.federations import FederationTold, FederationWish, terms_digest
 from protocol.identity import NodeKey
+from protocol.ids import JobId
+from protocol.node import Claim, CoordinatorMessage
 from protocol.rest.api import NewJob
+from tests.coordinator.cells.test_wishes_between import ROUNDS, document
 from tests.coordinator.conftest import FRONTS_SEED, House, ScriptedNode, opened, until
 from tests.coordinator.fakes import BUDGET, WALLET, FakeChain, Peers, spec
 from tests.support.databases import Postgres, needs_postgres
@@ -103,6 +107,7 @@ class WanderingNode(ScriptedNode):
         super().__init__(cast(House, town), number)
         self._town, self._turn = town, number
         self.came = 0
+        self.federations: list[FederationTold] = []
 
     async def run(self) -> None:
         while True:
@@ -113,6 +118,11 @@ class WanderingNode(ScriptedNode):
                 await super().run()
             self.came += 1
             await asyncio.sleep(BACK_S)
+
+    async def _obey(self, message: CoordinatorMessage) -> None:
+        if isinstance(message, FederationTold):
+            self.federations.append(message)
+        await super()._obey(message)
 
 
 @dataclass
@@ -137,8 +147,12 @@ async def town(config: Config, postgres: Postgres) -> AsyncIterator[Town]:
 
 
 @asynccontextmanager
-async def wandering(town: Town, count: int) -> AsyncIterator[list[WanderingNode]]:
-    made = [WanderingNode(town, number + 1) for number in range(count)]
+async def wandering(
+    town: Town, count: int, first: int = 1, payouts: Sequence[str] = ()
+) -> AsyncIterator[list[WanderingNode]]:
+    made = [WanderingNode(town, first + number) for number in range(count)]
+    for node, payout in zip(made, payouts, strict=False):
+        node.payout = payout
     tasks = [asyncio.create_task(node.run()) for node in made]
     try:
         yield made
@@ -309,6 +323,70 @@ async def test_more_jobs_than_a_cell_has_nodes_for_get_those_of_others(town: Tow
         async with house.parts.context.store.transaction() as tx:
             worked = {lease.node for lease in await tx.find(Lease) if lease.seat is not None}
         assert len(worked) >= 4, "nodes of other cells have come"
+
+
+async def asked(node: WanderingNode, wish: FederationWish) -> FederationTold:
+    """What a node is told over the connection that it has; said anew only where that has ended."""
+    told, came = len(node.federations), -1
+
+    async def answered() -> bool:
+        nonlocal came
+        if node.came != came:
+            came = node.came
+            with contextlib.suppress(ConnectionError):
+                await node.send(wish)
+        return len(node.federations) > told
+
+    await until(answered)
+    return node.federations[-1]
+
+
+async def test_owners_join_a_federation_from_wherever_they_are_and_work_for_it(town: Town) -> None:
+    for _ in range(3):
+        await town.comes()
+    await settled(town, 1, 1, 1)
+    async with wandering(town, 3) as nodes:
+        await until(lambda: all(node.welcomes for node in nodes))
+        await known(town, 3)
+        house = min(town.houses().values(), key=lambda one: len(one.parts.nodes.sessions()))
+        assert len(house.parts.nodes.sessions()) < 3, "some are elsewhere"
+        job = (await house.parts.jobs.create(NewJob(document([node.key.address for node in nodes], least=3)))).id
+        await house.parts.jobs.fund(job)
+        for node in nodes:
+            seen = (await asked(node, FederationWish(JobId(job), "look"))).spec
+            assert seen is not None
+            told = await asked(node, FederationWish(JobId(job), "join", terms_digest(seen)))
+            assert (told.joined, told.problem) == (True, "")
+        [done] = await rested(town, [job])
+        assert (done.state, done.rounds_done) == (JobState.SETTLED, ROUNDS), done.reason
+        assert {owner.node for owner in done.owners} == {node.key.address for node in nodes}
+        told = await asked(nodes[0], FederationWish(JobId(job), "leave"))
+        assert (told.joined, told.owners) == (False, 2)
+
+
+async def test_a_claim_at_one_coordinator_is_paid_by_the_jobs_of_others(town: Town) -> None:
+    town.config = replace(town.config, settle_every=100_000)  # Nothing is paid by itself while jobs run.
+    for _ in range(2):
+        await town.comes()
+    await settled(town, 1, 2)
+    payouts = [NodeKey((2000 + number).to_bytes(32, "big")).address for number in range(2)]
+    async with wandering(town, 2, 1, payouts) as one, wandering(town, 2, 3, payouts) as other:
+        await until(lambda: all(node.welcomes for node in (*one, *other)))
+        await known(town, 4)
+        jobs = [await submitted_to(town.houses()[cell], rounds=2_000) for cell in (0, 1)]
+        store = await SqlStore.open(town.config.database)
+
+        async def owes() -> bool:
+            mine = (col(CommitRecord.payout).equals(payouts[0]), col(CommitRecord.state).equals("verified"))
+            async with store.transaction() as tx:
+                return {commit.job for commit in await tx.find(CommitRecord, *mine)} == set(jobs)
+
+        await until(owes)
+        assert all(town.chain.escrows[job].paid == {} for job in jobs)
+        await one[0].send(Claim())
+        await until(lambda: all(town.chain.escrows[job].paid.get(payouts[0]) for job in jobs))
+        assert all(set(town.chain.escrows[job].paid) == {payouts[0]} for job in jobs), "who did not ask waits on"
+        await store.close()
 
 
 async def test_cells_of_one_that_ends_go_on_elsewhere_and_who_comes_gets_a_share(town: Town) -> None:

@@ -1,24 +1,25 @@
 """Several cells in one thread: a coordinator each over one store, on one clock, and nodes that are led as fronts lead them."""
 
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Any
 
 import msgspec
 
-from coordinator.assembly import AmongCells
+from coordinator.assembly import AmongCells, CoordinatorParts
 from coordinator.config import Config
-from coordinator.domain.cells import Cell, CellState, awaits, place, watch
-from coordinator.services.core.leases import Leases
+from coordinator.domain.cells import Cell, CellState, awaits, cell_of, place, watch
 from coordinator.services.network.cell_nodes import NodeExchange, told
 from coordinator.services.network.far_nodes import FarNode
-from coordinator.services.network.nodes import NodeRefusedError, Nodes
+from coordinator.services.network.nodes import NodeRefusedError
 from coordinator.store.kinds import job_of
 from coordinator.store.memory import MemoryStore, _Memory
 from coordinator.store.ports import Condition, Store, Transaction
+from protocol.federated.federations import FederationTold, FederationWish
 from protocol.identity import NodeKey
+from protocol.ids import NodeAddress
 from protocol.job.job import JobSpec
 from protocol.node import PROTOCOL, Assign, Beat, Command, CoordinatorMessage, Heartbeat, HeldLease, Hello
 from protocol.rest.api import NewJob
@@ -100,13 +101,17 @@ class TownNode:
 
 
 class TownBeside:
-    """Implements ``NodesBeside`` without a network between. ``others``: nodes and leases of the other cells."""
+    """Implements ``CellsBeside`` without a network between. ``parts``: of the coordinator of each cell."""
 
-    def __init__(self, cell: Cell, others: Callable[[Cell], Sequence[tuple[Nodes, Leases]]]) -> None:
-        self._cell, self._others = cell, others
+    def __init__(self, cell: Cell, parts: Callable[[], Sequence[CoordinatorParts]]) -> None:
+        self._cell, self._parts = cell, parts
+        self.claims: list[tuple[str, int]] = []
+
+    def _others(self) -> list[CoordinatorParts]:
+        return [one for one in self._parts() if one.context.cell != self._cell]
 
     def known(self) -> Mapping[str, FarNode]:
-        lists = [told(nodes, leases, self._cell.has) for nodes, leases in self._others(self._cell)]
+        lists = [told(parts.nodes, parts.leases, self._cell.has) for parts in self._others()]
         return {one.candidate.node: one for found in lists for one in found}
 
     def free(self) -> frozenset[str]:
@@ -116,9 +121,15 @@ class TownBeside:
         return
 
     def came(self, nodes: Sequence[str]) -> None:
-        for others, _ in self._others(self._cell):
+        for parts in self._others():
             for node in nodes:
-                others.is_elsewhere(node, 0.0)
+                parts.nodes.is_elsewhere(node, 0.0)
+
+    async def wish(self, node: NodeAddress, asked: FederationWish) -> FederationTold:
+        return await self._parts()[cell_of(asked.job, self._cell.of)].federations.grant(node, asked)
+
+    def claim(self, payee: str, cells: Collection[int]) -> None:
+        self.claims += [(payee, number) for number in sorted(cells)]
 
 
 class CellBench(Bench):
@@ -126,8 +137,8 @@ class CellBench(Bench):
 
     def __init__(self, town: "CellTown", cell: Cell, config: Config) -> None:
         self.cell = cell
-        beside = TownBeside(cell, town.others)
-        among = AmongCells(cell, beside, lambda: town.heard, partial(town.tell, cell.number))
+        self.beside = TownBeside(cell, town.parts)
+        among = AmongCells(cell, self.beside, lambda: town.heard, partial(town.tell, cell.number))
         super().__init__(config, town.stores[cell.number], clock=town.clock, among=None if cell.of == 1 else among)
 
     @property
@@ -151,8 +162,8 @@ class CellTown:
         for number in range(cells):
             self.benches.append(CellBench(self, Cell(number, cells), config))
 
-    def others(self, cell: Cell) -> list[tuple[Nodes, Leases]]:
-        return [(one.parts.nodes, one.parts.leases) for one in self.benches if one.cell != cell]
+    def parts(self) -> list[CoordinatorParts]:
+        return [one.parts for one in self.benches]
 
     def tell(self, number: int, state: CellState) -> None:
         self.states[number] = msgspec.json.decode(msgspec.json.encode(state), type=CellState)

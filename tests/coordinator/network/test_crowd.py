@@ -1,6 +1,7 @@
 """Nodes that nobody knows: what an address and all of them together may open, and that others are still let in."""
 
 import asyncio
+import itertools
 import socket
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any
@@ -84,6 +85,28 @@ async def test_new_keys_of_an_address_run_out_and_grow_again_and_old_keys_need_n
     await bench.come(9, FARM)
     bench.clock.t += crowds.NEW_KEY_S + 1
     await bench.come(8, HOME)
+
+
+def taken(crowd: Crowd[str]) -> int:
+    """New keys of an address until one is refused."""
+    for number in itertools.count():
+        try:
+            crowd.check(HOME, new=True, known=False)
+        except CrowdedError:
+            return number
+    raise AssertionError
+
+
+async def test_cells_take_no_more_new_keys_over_time_than_one_would() -> None:
+    clock = VirtualClock()
+    for cells in (1, 4):
+        each: list[Crowd[str]] = [Crowd(clock, cells) for _ in range(cells)]
+        assert [taken(crowd) for crowd in each] == [7] * cells, "at once as many each: an office may be led to one"
+        later = 0
+        for _ in range(24):
+            await clock.advance(crowds.NEW_KEY_S)
+            later += sum(taken(crowd) for crowd in each)
+        assert later == 24
 
 
 async def test_where_strangers_fill_their_part_the_largest_crowd_makes_place() -> None:
