@@ -24,7 +24,7 @@ class Arrival(NamedTuple):
     address: str
 
 
-class Kept(NamedTuple):
+class KeptNode(NamedTuple):
     """What is stored of a node, and whether it is known; of a banned one nothing was changed."""
 
     record: NodeRecord
@@ -39,7 +39,7 @@ class Arrivals:
         self._context, self._crowd, self._is_known = context, crowd, is_known
         self._joint = Joint(self._all_kept)
 
-    async def kept(self, hello: Hello, address: str) -> Kept:
+    async def kept(self, hello: Hello, address: str) -> KeptNode:
         """Once it is stored.
 
         Raises:
@@ -48,22 +48,22 @@ class Arrivals:
         """
         return await self._joint.ask(Arrival(hello, address))
 
-    async def _all_kept(self, arrivals: Sequence[Arrival]) -> Sequence[Kept | Exception]:
+    async def _all_kept(self, arrivals: Sequence[Arrival]) -> Sequence[KeptNode | Exception]:
         async with self._context.store.transaction() as tx:
             return await self._stored(tx, arrivals)
 
-    async def _stored(self, tx: Transaction, arrivals: Sequence[Arrival]) -> list[Kept | Exception]:
+    async def _stored(self, tx: Transaction, arrivals: Sequence[Arrival]) -> list[KeptNode | Exception]:
         await tx.hold_shared()
         nodes = {arrival.hello.node for arrival in arrivals}
         there = {one.address: one for one in await tx.find(NodeRecord, col(NodeRecord.address).in_(sorted(nodes)))}
         before, changed, coming = dict(there), dict[str, NodeRecord](), Counter[tuple[str, bool]]()
-        answers: list[Kept | Exception] = []
+        answers: list[KeptNode | Exception] = []
         for arrival in arrivals:
             node, address = arrival.hello.node, arrival.address
             found = there.get(node)
             known = self._is_known(node, found)
             if found is not None and found.banned:
-                answers.append(Kept(found, known))
+                answers.append(KeptNode(found, known))
                 continue
             try:
                 self._crowd.check(address, new=found is None, known=known, coming=coming)
@@ -72,13 +72,13 @@ class Arrivals:
                 continue
             coming[address, known] += 1
             there[node] = changed[node] = self._now(arrival.hello, found)
-            answers.append(Kept(changed[node], known))
+            answers.append(KeptNode(changed[node], known))
         await tx.insert_all([record for node, record in changed.items() if node not in before])
         again = [node for node in changed if node in before]
         newer = await tx.update_all([changed[node] for node in again], [before[node] for node in again])
         stored = changed | dict(zip(again, newer, strict=True))
         return [
-            Kept(stored.get(one.record.address, one.record), one.known) if isinstance(one, Kept) else one
+            KeptNode(stored.get(one.record.address, one.record), one.known) if isinstance(one, KeptNode) else one
             for one in answers
         ]
 

@@ -19,7 +19,7 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.trace_parts import trace_of
 from coordinator.services.network.admission import FLIP_S, Crowd, CrowdedError, KeyFlips
-from coordinator.services.network.arrivals import Arrivals, Kept
+from coordinator.services.network.arrivals import Arrivals, KeptNode
 from coordinator.services.network.claims import Claims, spares
 from coordinator.services.network.far_nodes import Elsewhere, NobodyBeside, NodesBeside
 from coordinator.services.network.lenders import LOOK_S, Lenders
@@ -551,7 +551,7 @@ class Nodes:
             self._computers[node] = computer
             self._cards.setdefault(computer, set()).add(node)
 
-    async def _admit(self, hello: Hello, address: str) -> Kept:
+    async def _admit(self, hello: Hello, address: str) -> KeptNode:
         """What is kept of who may lend, with whether anybody knows it; of who is refused nothing is."""
         learnt = hello.node not in self._computers
         self.know(hello.node, hello.profile.computer)
@@ -566,7 +566,7 @@ class Nodes:
         self.know(hello.node, hello.profile.computer)  # Another greeting of this key may have been refused meanwhile.
         return admitted
 
-    async def _kept(self, hello: Hello, address: str) -> Kept:
+    async def _kept(self, hello: Hello, address: str) -> KeptNode:
         try:
             kept = await self._arrivals.kept(hello, address)
         except CrowdedError as crowded:

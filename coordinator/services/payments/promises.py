@@ -24,6 +24,7 @@ from coordinator.store.records import CommitRecord, OutboxRecord
 from protocol.node import Promised
 from protocol.rest.ledger import PromisedAmount, PromiseView
 
+# Shares that are verified, and that nothing was queued for.
 UNPAID: Sequence[Condition] = (
     col(CommitRecord.state).equals("verified"),
     col(CommitRecord.settlement).equals(None),

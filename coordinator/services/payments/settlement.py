@@ -6,7 +6,7 @@ so even a repeated one pays nothing more.
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
-from typing import Final, Protocol
+from typing import Protocol
 
 import msgspec
 
@@ -18,7 +18,7 @@ from coordinator.domain.job import LIVE
 from coordinator.services.core.context import Context
 from coordinator.services.core.display_names import listed
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
-from coordinator.services.payments.promises import PromiseService
+from coordinator.services.payments.promises import UNPAID, PromiseService
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import MONEY_ROWS, OPEN_ROWS, CommitRecord, OutboxRecord
 from ledger.program.codes import MAX_BATCH
@@ -27,11 +27,6 @@ MAX_PAYEES_A_ROW = MAX_BATCH  # What one transaction pays; their token accounts 
 MAX_SHARES = 500  # Of a payee, looked through at a time.
 CLAIM_S = 600.0  # Between two claims of a payee.
 MAX_CLAIMS = 5_000  # Within that time: about one transaction in eight of the coordinator's capacity.
-# Shares that are verified, and that nothing was queued for.
-_WAITING: Final[tuple[Condition, ...]] = (
-    col(CommitRecord.state).equals("verified"),
-    col(CommitRecord.settlement).equals(None),
-)
 
 
 class ClaimsBeside(Protocol):
@@ -84,7 +79,7 @@ class Settlement:
         if payee in self._claimed or len(self._claimed) >= MAX_CLAIMS:
             return
         async with self._context.store.transaction() as tx:
-            found = await tx.find(CommitRecord, col(CommitRecord.payout).equals(payee), *_WAITING, limit=MAX_SHARES)
+            found = await tx.find(CommitRecord, col(CommitRecord.payout).equals(payee), *UNPAID, limit=MAX_SHARES)
         jobs = {commit.job for commit in found}
         if not jobs:
             return  # Nor is it remembered: whoever has earned nothing keeps nobody from claiming.
@@ -99,7 +94,7 @@ class Settlement:
         """Those whose jobs owe a payee something that waits."""
         mine = col(CommitRecord.payout).equals(payee)
         async with self._context.everywhere.transaction() as tx:
-            owed = await tx.sums(CommitRecord, col(CommitRecord.amount), (col(CommitRecord.job),), mine, *_WAITING)
+            owed = await tx.sums(CommitRecord, col(CommitRecord.amount), (col(CommitRecord.job),), mine, *UNPAID)
         cell = self._context.cell
         return {cell_of(str(job), cell.of) for (job,) in owed} - {cell.number}
 
@@ -141,7 +136,7 @@ class Settlement:
         return [commit for commit in commits if commit.payout in paid]
 
     async def _unsettled(self, work: UnitOfWork) -> list[CommitRecord]:
-        return await work.tx.find(CommitRecord, col(CommitRecord.job).equals(work.job.id), *_WAITING)
+        return await work.tx.find(CommitRecord, col(CommitRecord.job).equals(work.job.id), *UNPAID)
 
     @tracing.traced("settle")
     async def _settle(self, work: UnitOfWork, commits: Sequence[CommitRecord]) -> None:
