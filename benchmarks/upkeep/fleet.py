@@ -265,12 +265,14 @@ async def main() -> None:
     )
     parser.add_argument("--readers", type=int, default=1, help="of pages, at a time (%(default)s)")
     parser.add_argument("--beat", type=float, default=2.0, help="seconds between a home's heartbeats (%(default)s)")
-    parser.add_argument("--kill", action="store_true", help="one process at the end; needs --cells")
+    parser.add_argument("--kill", action="store_true", help="one process at the end; needs --cells, and --share 0")
     options = parser.parse_args()
     if (options.fronts or options.cells > 1) and not options.postgres:
         parser.error("several coordinators share PostgreSQL alone: add --postgres")
     if options.kill and options.cells == 1:
         parser.error("nobody would be left: add --cells")
+    if options.kill and options.share:
+        parser.error("each process has a ledger of its own, so no other one could pay for its jobs: add --share 0")
     allow_files()
     gc_tuning.settle()
     rows, console = {}, Console(stderr=True)
