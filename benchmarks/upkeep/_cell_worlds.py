@@ -60,7 +60,8 @@ class OpenedCell:
             return
         app = web.Application()
         app[BODIES] = Bodies()
-        BetweenAnswers(BETWEEN, self.cell, parts.nodes, parts.leases, parts.relays).setup(app)
+        asked = (parts.nodes, parts.leases, parts.relays, parts.federations, parts.settlement)
+        BetweenAnswers(BETWEEN, self.cell, *asked).setup(app)
         server = TestServer(app)
         await server.start_server()
         self._owner.open_door(str(server.make_url("/")).rstrip("/"), anywhere=False)

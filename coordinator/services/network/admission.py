@@ -21,10 +21,8 @@ MAX_GREETING = 1_024  # Connections that have not said who they are: each has te
 MAX_GREETING_EACH = 64  # Of one address; a house that comes back after an outage tries again within seconds.
 # So few, where those that have said who they are wait so long for an answer.
 SLOW_S, MAX_GREETING_SLOW = 5.0, 64
-MAX_WAITING, WAIT_S = (
-    16_384,
-    10.0,
-)  # Connections that wait for a place, and for how long: their nodes do so for fifteen seconds.
+# Connections that wait for a place, and for how long: their nodes do so for fifteen seconds.
+MAX_WAITING, WAIT_S = 16_384, 10.0
 MAX_HERE_EACH = 2_048  # Nodes of one address; a company's machines share one.
 MAX_STRANGERS = 8_192  # Nodes that nobody knows: two fifths of all that fit.
 MAX_STRANGERS_EACH = 256  # Of one address, until their first rounds are verified.
