@@ -51,7 +51,7 @@ from tests.coordinator.fakes import spec
 
 STAGES, REPLICAS = 2, 2
 RESTING_S = 10.0  # In which nothing happens, to see what that takes.
-BEGIN_S = 10.0  # After all jobs have begun.
+BEGIN_S = 10.0  # After coordinators, or all jobs, have begun.
 PAGE_EVERY_S = 0.25
 COMMAND_EVERY_S = 1.0
 PAGES = ("/", "/network", "/api/v1/network", "/api/v1/jobs")
@@ -102,6 +102,7 @@ async def row(homes: int, jobs: int, options: argparse.Namespace) -> dict[str, f
         coordinators(asked) as town,
         aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as http,
     ):
+        await asyncio.sleep(BEGIN_S)  # What follows a start is over.
         empty, empty_core, rows = _memory(town), await _resting(town), await _rows(town.database)
         fleet = Fleet(town.doors, http)
         made = [Home(fleet, number + 1) for number in range(homes)]
