@@ -56,8 +56,8 @@ class DatabaseLine:
             async with asyncio.TaskGroup() as group:
                 group.create_task(self._pass_on(reader, far_writer))
                 group.create_task(self._pass_on(far_reader, writer))
-        except* OSError:
-            pass
+        except* (OSError, asyncio.CancelledError):
+            pass  # One end is gone, or it breaks.
         finally:
             self._lines.discard(line)
             for end in ends:

@@ -121,6 +121,8 @@ class NoticeDelivery:
             settings = {
                 s.account_id: s for s in await tx.find(NoticeSettings, col(NoticeSettings.account_id).in_(accounts))
             }
+        if not due:
+            return 0
         async with asyncio.TaskGroup() as group:
             tries = [group.create_task(self._try(n, settings.get(n.account_id)), name="notice") for n in due]
         async with self._context.everywhere.transaction() as tx:
