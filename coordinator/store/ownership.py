@@ -159,7 +159,8 @@ class Ownership:
         try:
             seen = await self._rows.of(self.cell)
         except StoreAwayError:
-            self._seen = None  # Who is the owner may not have reached it either.
+            # Who is the owner may not have reached it either, and comes back to it as this one does.
+            self._seen, self._met = None, ""
             raise
         self.at_work, self.state = seen.url, seen.state if seen.holder else ""
         now = self._clock.now()

@@ -113,7 +113,11 @@ class Processes:
     async def look(self) -> None:
         """Once."""
         beat, values = (_BEAT, {"cells": len(self.held)}) if self._is_able() else ("", {})
-        rows = await self._line.rows(beat + self._others_as_seen, name=self._name, **values)
+        try:
+            rows = await self._line.rows(beat + self._others_as_seen, name=self._name, **values)
+        except StoreAwayError:
+            self._seen = {}  # They may not have reached it either.
+            raise
         self._looked = now = self._clock.now()
         before, self._seen = self._seen, {}
         for name, beats, cells, is_connected in rows:

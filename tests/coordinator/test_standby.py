@@ -161,6 +161,29 @@ async def test_who_comes_back_in_time_keeps_its_place(waiting: Waiting) -> None:
     assert not await second.take(), "it is there, and may be busy"
 
 
+async def test_after_the_database_was_away_an_owner_has_its_time_to_come_back(
+    waiting: Waiting, postgres: Postgres
+) -> None:
+    first, second = await waiting.one(), await waiting.one()
+    assert await first.take()
+    assert await first._execute(BEATS)
+    assert not await second.take()
+    postgres.kill()
+    try:
+        with pytest.raises(StoreAwayError):
+            await second.take()
+    finally:
+        postgres.start()
+    assert not await second.take()
+    await waiting.clock.advance(STALE_S - 0.1)
+    assert not await second.take(), "it has no connection yet"
+    assert await first._execute(BEATS)
+    assert not await second.take()
+    await let_go(first)
+    await waiting.clock.advance(GONE_S)
+    assert await second.take(), "it had come back"
+
+
 async def test_another_version_whose_connections_have_no_name_is_waited_for_as_ever(waiting: Waiting) -> None:
     first, second = await waiting.one(), await waiting.one()
     assert await first.take()
