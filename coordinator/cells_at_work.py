@@ -25,6 +25,7 @@ from coordinator.config import Config
 from coordinator.domain.cells import Cell, CellState
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.front import front_of
+from coordinator.store.faults import passes
 from coordinator.store.owner_rows import OwnerRows
 from coordinator.store.ownership import Ownership
 from coordinator.store.processes import Processes
@@ -162,8 +163,7 @@ async def _carry(
                     LOG.info("this coordinator carries cell %d of %d", number + 1, owner.cell.of)
                     await work(CellWork(owner, at_work, (stopping, lost, spare)))
             except (StoreAwayError, StoreError, LedgerError) as error:
-                has_served = any(one.has_served for one in at_work.owners)
-                if not has_served and not isinstance(error, StoreAwayError):
+                if not any(one.has_served for one in at_work.owners) and not _may_be_over(error):
                     raise
                 # What it has worked with is away for a while. Were it to end, so would its other cells, and whoever comes next.
                 said = error.cause if isinstance(error, StoreAwayError) else error
@@ -174,6 +174,11 @@ async def _carry(
         with suppress(TimeoutError):
             async with asyncio.timeout(LOOK_S):
                 await stopping.wait()
+
+
+def _may_be_over(error: StoreAwayError | StoreError | LedgerError) -> bool:
+    """Whether a cell could not be carried because the database, which was there a moment ago, is away."""
+    return isinstance(error, StoreAwayError) or (isinstance(error, StoreError) and passes(error))
 
 
 async def _taken(owner: Ownership, first: Ownership, processes: Processes) -> bool:

@@ -68,6 +68,12 @@ def may_pass(error: BaseException) -> bool:
     return (state or "")[:2] in _POSTGRES or any(name.startswith(start) for start, _ in _SQLITE)
 
 
+def passes(error: StoreError) -> bool:
+    """Whether what kept a database from being opened may be over in a moment, as a lost connection is."""
+    cause = error.__cause__
+    return isinstance(cause, OSError) or (isinstance(cause, DBAPIError) and _may_pass(cause))
+
+
 def unusable(url: str, error: Exception) -> StoreError:
     """Why a database cannot be opened, for whoever starts the coordinator."""
     where = shown(url)

@@ -11,6 +11,7 @@ from coordinator.cells_at_work import CellWork, serve_cells
 from coordinator.config import Config
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.store import processes
+from coordinator.store.sql import SqlStore
 from ledger.errors import LedgerError
 from tests.coordinator.conftest import until
 from tests.support.databases import Postgres, needs_postgres
@@ -83,6 +84,26 @@ async def test_a_coordinator_that_another_one_replaced_at_its_start_waits_for_it
         begun[work.cell.number] += 1
         if begun.total() == 1:
             raise StoreAwayError("another coordinator has taken over")
+        await until_over(work)
+
+    serving = asyncio.create_task(serve_cells(parted, lambda _: None, stopping, work))
+    await until(lambda: serving.done() or len(begun) == CELLS)
+    assert not serving.done(), serving.exception()
+    stopping.set()
+    await serving
+
+
+async def test_a_database_that_dies_while_the_first_cell_begins_is_waited_for(
+    parted: Config, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was there a moment ago, and whoever comes next would find the same."""
+    monkeypatch.setattr(processes, "AWAY_S", 0.1)
+    stopping, begun = asyncio.Event(), Counter[int]()
+
+    async def work(work: CellWork) -> None:
+        begun[work.cell.number] += 1
+        if begun.total() == 1:
+            await SqlStore.open("postgresql+asyncpg://cottage@127.0.0.1:1/away")
         await until_over(work)
 
     serving = asyncio.create_task(serve_cells(parted, lambda _: None, stopping, work))
