@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from coordinator.domain.account import LOCAL_ACCOUNT, Principal, Scope
@@ -226,7 +227,7 @@ async def test_who_evaded_an_audit_in_one_cell_is_told_in_another(town: CellTown
     await town.turn()
     async with town.benches[0].store.transaction() as tx:
         record = await tx.get(NodeRecord, node.node)
-        await tx.update(rules.msgspec.structs.replace(record, evaded=town.clock.t, rounds=0))
+        await tx.update(msgspec.structs.replace(record, evaded=town.clock.t, rounds=0))
     await town.turns(2)
     assert [message.at for message in node.sent if isinstance(message, Unanswered)] == [town.clock.t - 2.0]
     assert town.benches[1].parts.nodes.standings.evaded == {node.node: town.clock.t - 2.0}
@@ -279,7 +280,7 @@ async def test_prices_and_books_of_each_cell_are_those_of_all_nodes(town: CellTo
 
 
 def replace_vouched(hello: rules.Hello, vouched: bytes) -> rules.Hello:
-    return rules.msgspec.structs.replace(hello, vouched=vouched)
+    return msgspec.structs.replace(hello, vouched=vouched)
 
 
 @pytest.fixture
