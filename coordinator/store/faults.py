@@ -7,7 +7,14 @@ from contextlib import asynccontextmanager
 
 from alembic.util import CommandError
 from sqlalchemy import make_url
-from sqlalchemy.exc import ArgumentError, DBAPIError, InvalidRequestError, NoSuchModuleError, SQLAlchemyError
+from sqlalchemy.exc import (
+    ArgumentError,
+    DBAPIError,
+    InternalError,
+    InvalidRequestError,
+    NoSuchModuleError,
+    SQLAlchemyError,
+)
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
 
 from coordinator.errors import StoreAwayError, StoreError
@@ -57,6 +64,10 @@ async def answering() -> AsyncIterator[None]:
 
 
 def _may_pass(error: DBAPIError) -> bool:
+    if isinstance(
+        error, InternalError
+    ):  # The driver or the server lost its way, as when a server dies while it is asked.
+        return True
     return error.connection_invalidated or (error.orig is not None and may_pass(error.orig))
 
 

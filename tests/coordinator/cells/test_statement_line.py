@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
+from sqlalchemy.exc import InternalError
+from sqlalchemy.ext.asyncio import AsyncConnection
 
 from coordinator.domain.cells import Cell
 from coordinator.errors import StoreAwayError
@@ -51,6 +53,22 @@ async def test_one_that_has_died_while_it_rested_is_replaced(line: StatementLine
     await other.rows("SELECT pg_terminate_backend(:one)", one=first)
     await other.close()
     assert await process(line) != first
+
+
+async def test_a_driver_that_loses_its_way_as_the_server_dies_says_that_it_is_away(
+    line: StatementLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it connects, which no statement is told of: it is a fault that passes, and no fault of the program."""
+    await line.close()
+
+    async def lost(_connection: AsyncConnection) -> None:
+        raise InternalError("SELECT 1", None, Exception("cannot switch to state 12; another operation is in progress"))
+
+    with monkeypatch.context() as while_it_dies:
+        while_it_dies.setattr(AsyncConnection, "start", lost)
+        with pytest.raises(StoreAwayError):
+            await process(line)
+    assert await process(line) > 0
 
 
 async def test_who_is_cancelled_leaves_the_way_free_for_the_next(line: StatementLine) -> None:
