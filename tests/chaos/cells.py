@@ -20,15 +20,16 @@ import psutil
 
 from coordinator.cli import EXIT_DATA
 from coordinator.client import Client
-from coordinator.client.errors import ClientError
+from coordinator.client.errors import ClientError, ProblemError
 from ledger.client import Ledger
 from tests.chaos.database_line import DatabaseLine
 from tests.chaos.fronts import EveryDoor
-from tests.chaos.storm import ENDED, LOOPBACK, STARTING_S, Outcome
+from tests.chaos.storm import ANY_BUDGET, ENDED, LOOPBACK, STARTING_S, Outcome
 from tests.chaos.takeovers import LOOK_S, Door, Manner, Takeovers, says, thaw
 
 ALL = ("killed", "frozen", "cut off", "ended", "database killed")
 UP = "cottage_database_up 1"
+TOO_FEW = "are free: ask for fewer, or wait until more nodes have joined"
 ANSWER_S = 20.0  # A request waits at a front for as long as somebody may take over.
 ENDS_S = 10.0
 BACK_S = 180.0  # A coordinator starts, on two busy cores.
@@ -128,9 +129,19 @@ class CellStorm(Takeovers):
         return found
 
     async def _handed_in(self, client: Client, ledger: Ledger, text: str) -> str:
-        job = (await self.hand_in(client, ledger, text)).id
-        self.handed_in.append(job)
-        return job
+        """One more job, as soon as nodes have come back from the last strike."""
+        async with asyncio.timeout(BACK_S):
+            while True:
+                while (await client.quote(self.spec(text, ANY_BUDGET))).problems:
+                    await asyncio.sleep(1.0)
+                try:
+                    job = (await self.hand_in(client, ledger, text)).id
+                except ProblemError as error:
+                    if TOO_FEW not in error.detail:
+                        raise
+                else:
+                    self.handed_in.append(job)
+                    return job
 
     async def _jobs_in_turn(
         self, client: Client, ledger: Ledger, text: str, job: str, striking: asyncio.Task[None]
