@@ -424,8 +424,7 @@ class World:
                 self.chain.stakes[node.key.address] = 1_000_000
         self.parts: CoordinatorParts | None = None
         self.among: AmongCells | None = None  # Where its coordinator carries a cell.
-        self._ticked = 0.0
-        self._carried = 0.0
+        self._ticked = self._carried = 0.0
         self._fresh = 10_000
 
     def join(self) -> None:

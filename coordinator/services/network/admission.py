@@ -96,15 +96,15 @@ class Crowd(Generic[S]):
         try:
             async with asyncio.timeout(WAIT_S):
                 await turn
-        except TimeoutError:
+        except (TimeoutError, asyncio.CancelledError) as error:
+            if not turn.cancelled():  # It came at the last moment.
+                self._inside -= 1
+                self._next()
+            if isinstance(error, asyncio.CancelledError):
+                raise
             raise UnavailableError(
                 f"many come just now, and your turn was not there in {WAIT_S:g} s: try again"
             ) from None
-        except asyncio.CancelledError:
-            if turn.done() and not turn.cancelled():
-                self._inside -= 1
-                self._next()
-            raise
 
     def _has_place(self) -> bool:
         return self._inside < (MAX_GREETING_SLOW if self._waited > SLOW_S else MAX_GREETING)

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
 
 import pytest
@@ -73,37 +74,27 @@ async def test_what_is_away_for_a_while_costs_one_cell_some_seconds_and_the_othe
     assert ended == {0: 1, 1: 1, 2: 1}
 
 
-async def test_a_coordinator_that_another_one_replaced_at_its_start_waits_for_its_turn(
-    parted: Config, monkeypatch: pytest.MonkeyPatch
+async def replaced() -> None:
+    """On a machine so busy that it said nothing for seconds."""
+    raise StoreAwayError("another coordinator has taken over")
+
+
+async def away() -> None:
+    """A database that was there a moment ago."""
+    await SqlStore.open("postgresql+asyncpg://cottage@127.0.0.1:1/away")
+
+
+@pytest.mark.parametrize("fails", [replaced, away])
+async def test_who_could_not_carry_its_first_cell_though_nothing_is_wrong_with_it_tries_again(
+    parted: Config, fails: Callable[[], Awaitable[None]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a machine so busy that it said nothing for seconds: nothing is wrong with it."""
     monkeypatch.setattr(processes, "AWAY_S", 0.1)
     stopping, begun = asyncio.Event(), Counter[int]()
 
     async def work(work: CellWork) -> None:
         begun[work.cell.number] += 1
         if begun.total() == 1:
-            raise StoreAwayError("another coordinator has taken over")
-        await until_over(work)
-
-    serving = asyncio.create_task(serve_cells(parted, lambda _: None, stopping, work))
-    await until(lambda: serving.done() or len(begun) == CELLS)
-    assert not serving.done(), serving.exception()
-    stopping.set()
-    await serving
-
-
-async def test_a_database_that_dies_while_the_first_cell_begins_is_waited_for(
-    parted: Config, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It was there a moment ago, and whoever comes next would find the same."""
-    monkeypatch.setattr(processes, "AWAY_S", 0.1)
-    stopping, begun = asyncio.Event(), Counter[int]()
-
-    async def work(work: CellWork) -> None:
-        begun[work.cell.number] += 1
-        if begun.total() == 1:
-            await SqlStore.open("postgresql+asyncpg://cottage@127.0.0.1:1/away")
+            await fails()
         await until_over(work)
 
     serving = asyncio.create_task(serve_cells(parted, lambda _: None, stopping, work))

@@ -196,6 +196,22 @@ async def test_who_leaves_as_its_turn_comes_gives_it_to_the_next() -> None:
     assert crowd._inside == 6
 
 
+async def test_a_turn_that_comes_as_the_wait_is_over_is_the_next_ones() -> None:
+    crowd: Crowd[str] = Crowd(VirtualClock())
+    said = [await crowd.greeting(f"203.0.113.{number}") for number in range(6)]
+    loop = asyncio.get_running_loop()
+    late = asyncio.create_task(crowd.greeting("203.0.113.11"))
+    loop.call_later(crowds.WAIT_S * 0.9, said.pop())
+    await asyncio.sleep(0)
+    over = loop.time() + crowds.WAIT_S + 0.1
+    while loop.time() < over:
+        pass  # Both timers are due at the same turn of the loop.
+    with pytest.raises(UnavailableError, match="your turn was not there"):
+        await late
+    assert crowd._inside == crowd._greeting.total() == 5
+    await crowd.greeting("203.0.113.12")
+
+
 async def test_those_that_wait_are_few_too(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(crowds, "MAX_WAITING", 1)
     crowd: Crowd[str] = Crowd(VirtualClock())
