@@ -8,6 +8,7 @@ it a relay (``checks`` chooses instead); aiortc offers three fingerprints for on
 import asyncio
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -324,14 +325,23 @@ class RtcConnection:
             await self._changed.wait()
 
     async def close(self, limit_s: float) -> None:
-        """End the connection, waiting at most ``limit_s`` seconds for its orderly end."""
+        """End the connection: in order within ``limit_s`` seconds, else without a word to the peer within as many more."""
         if self._probe is not None:
             self._probe.stop()
+        closing = asyncio.ensure_future(self._pc.close())
         try:
-            await within(limit_s, self._pc.close())
+            await within(limit_s, closing)
         except TimeoutError:
-            LOG.info("a connection did not close within %.1f s; it is left to the event loop", limit_s)
-        self._changed.set()
+            LOG.info("a connection did not end in order within %.1f s: it is cut off", limit_s)
+        finally:
+            if closing.cancelled():
+                await self._cut_off(limit_s)
+            self._changed.set()
+
+    async def _cut_off(self, limit_s: float) -> None:
+        """Give up the sockets of a connection whose orderly end was broken off: aiortc would keep them for ever."""
+        with suppress(TimeoutError):
+            await within(limit_s, asyncio.gather(self._sctp.transport.stop(), self._ice_connection().close()))
 
     def _open_channels(self) -> None:
         for lane in Lane:

@@ -5,6 +5,7 @@ import hashlib
 import logging
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -226,6 +227,36 @@ async def test_frames_that_come_before_the_link_is_up_are_kept() -> None:
         await asyncio.gather(a.close(1), b.close(1))
     with pytest.raises(ConnectError, match="data channel is clos"):
         a.lanes[Lane.BULK].send(b"x")
+
+
+@pytest.mark.parametrize("waits", ["sctp", "dtls", "ice"])
+@pytest.mark.parametrize("given_up", [False, True], ids=["out of time", "cancelled"])
+async def test_a_connection_that_cannot_end_in_order_leaves_nothing_behind(
+    waits: str, given_up: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = asyncio.all_tasks()
+    a, b = (RtcConnection((), loopback=True) for _ in range(2))
+    offer = await a.offer()
+    answer = await b.answer(offer)
+    await a.accept(answer)
+    await asyncio.wait_for(asyncio.gather(a.opened(answer.fingerprint), b.opened(offer.fingerprint)), 10)
+    sockets = [protocol.transport for protocol in a._ice_connection()._protocols]
+    dtls = a._sctp.transport
+    part: Any = {"sctp": a._sctp, "dtls": dtls, "ice": dtls.transport}[waits]
+    monkeypatch.setattr(part, "stop", lambda: asyncio.Event().wait())
+    closing = asyncio.create_task(a.close(1.0 if given_up else 0.2))
+    if given_up:
+        await asyncio.sleep(0.2)
+        closing.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await asyncio.wait_for(closing, 5)
+    else:
+        await asyncio.wait_for(closing, 5)
+    assert a.failed
+    assert sockets
+    assert all(socket.is_closing() for socket in sockets)
+    await b.close(1)
+    await until(lambda: asyncio.all_tasks() <= before)
 
 
 async def test_a_peer_that_leaves_the_plan_is_cut_off_at_once(switchboard: Switchboard) -> None:
