@@ -93,6 +93,11 @@ def awaits_look(audit: Audit) -> bool:
     return audit.state == "replaying" and audit.look and audit.auditor is None
 
 
+def awaits_anybody(audit: Audit) -> bool:
+    """Whether it is opened, and none of those who could be asked was here so far."""
+    return audit.state == "replaying" and audit.auditor is None and not audit.look
+
+
 def alone(env_class: str, payout: NodeAddress, others: Sequence[AuditorCandidate]) -> bool:
     """Whether there are machines of other owners than ``payout``, and none of them is of the environment class."""
     classes = {auditor.env_class for auditor in others if auditor.payout != payout}

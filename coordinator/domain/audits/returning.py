@@ -14,6 +14,8 @@ import msgspec
 
 from coordinator.domain.audits.trust import Audit
 
+NOTED_S = 10.0  # So often an absence is noted, so that a coordinator that begins anew, again and again, knows of it.
+
 
 def seen(audit: Audit, *, here: bool, now: float, most: float) -> Audit:
     """The audit after a look at whether its prover is here.
@@ -21,13 +23,17 @@ def seen(audit: Audit, *, here: bool, now: float, most: float) -> Audit:
     Args:
         most: seconds for which its time stands still, in sum.
     """
-    if not here:
-        return audit if audit.away is not None else msgspec.structs.replace(audit, away=now)
     if audit.away is None:
+        return audit if here else msgspec.structs.replace(audit, away=now)
+    if not here and now - audit.away < NOTED_S:
         return audit
     stood = _stands(audit, now, most)
     return msgspec.structs.replace(
-        audit, away=None, absent=absence(audit, now), asked=audit.asked + stood, deadline=audit.deadline + stood
+        audit,
+        away=None if here else now,
+        absent=absence(audit, now),
+        asked=audit.asked + stood,
+        deadline=audit.deadline + stood,
     )
 
 

@@ -98,9 +98,10 @@ class Verification:
 
     def extend(self, work: UnitOfWork) -> None:
         """Give every open audit its full time again: nobody could answer while the coordinator was away."""
-        deadline = work.now + self._context.config.audit_seconds
+        config = self._context.config
         for audit in list(work.audits.values()):
-            work.audits[audit.id] = returning.again(audit, work.now, deadline)
+            seconds = config.audit_patience_seconds if auditors.awaits_anybody(audit) else config.audit_seconds
+            work.audits[audit.id] = returning.again(audit, work.now, work.now + seconds)
         self._disputes.extend(work)
 
     def may_begin(self, work: UnitOfWork, number: int) -> bool:
@@ -122,6 +123,10 @@ class Verification:
             return False  # Their openings fill the disk.
         kept = all(number - OPENING_LAG < other < number for other in awaited + undrawn)
         return kept and all(number - SHOWING_LAG < other < number for other in coming)
+
+    def lacks_auditors(self, work: UnitOfWork) -> bool:
+        """Whether nobody who is in the job could run again what was opened."""
+        return any(auditors.awaits_anybody(audit) and not audit.canary for audit in work.audits.values())
 
     def settled(self, work: UnitOfWork) -> bool:
         """Whether every round so far has been looked at as far as it will be: nothing can turn out to be forged any more."""

@@ -219,10 +219,11 @@ class Runs:
         if await self._pauses.rests(work, self._rewind):
             self._staffing.give_back(work)
             return
-        if not work.run.finished and not (work.run.trained and seats_ready(work)[1]):
-            await self._staffing.repair(work)
-        else:  # For the last validation one replica is enough.
+        enough = work.run.trained and seats_ready(work)[1] and not self._verification.lacks_auditors(work)
+        if work.run.finished or enough:  # For the last validation one replica is enough.
             self._staffing.give_back(work)
+        else:
+            await self._staffing.repair(work)
         self._unblock(work)
         await self._begin(work)
         if work.run.finished and work.job.state is JobState.RUNNING:

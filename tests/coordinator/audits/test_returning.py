@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from coordinator.domain.audits import returning
+from coordinator.domain.audits.returning import NOTED_S
 from coordinator.domain.audits.trust import Audit
 from tests.coordinator.audits.test_trust import AUDIT
 
@@ -27,11 +28,12 @@ def left(audit: Audit, now: float) -> float:
     [
         ([(1_010.0, True)], None, 0.0, 1_120.0, False),
         ([(1_010.0, False)], 1_010.0, 0.0, 1_120.0, False),
-        ([(1_010.0, False), (1_050.0, False)], 1_010.0, 0.0, 1_120.0, False),
+        ([(1_010.0, False), (1_019.0, False)], 1_010.0, 0.0, 1_120.0, False),
+        ([(1_010.0, False), (1_050.0, False)], 1_050.0, 40.0, 1_160.0, False),
         ([(1_010.0, False), (1_050.0, True)], None, 40.0, 1_160.0, False),
-        ([(1_010.0, False), (1_609.0, False)], 1_010.0, 0.0, 1_120.0, False),
-        ([(1_010.0, False), (1_610.0, False)], 1_010.0, 0.0, 1_120.0, True),
-        ([(1_010.0, False), (1_410.0, True), (1_420.0, False), (1_620.0, False)], 1_420.0, 400.0, 1_520.0, True),
+        ([(1_010.0, False), (1_609.0, False)], 1_609.0, 599.0, 1_719.0, False),
+        ([(1_010.0, False), (1_610.0, False)], 1_610.0, 600.0, 1_720.0, True),
+        ([(1_010.0, False), (1_410.0, True), (1_420.0, False), (1_620.0, False)], 1_620.0, 600.0, 1_720.0, True),
         ([(1_010.0, False), (9_999.0, True)], None, 8_989.0, 1_720.0, False),
     ],
 )
@@ -51,6 +53,17 @@ def test_a_coordinator_that_was_away_itself_counts_nobodys_absence() -> None:
     assert (audit.away, audit.absent, audit.asked, audit.deadline) == (5_000.0, 0.0, 5_000.0, 5_120.0)
     assert not returning.over(audit, 5_599.0, MOST)
     assert returning.again(START, 5_000.0, 5_120.0).away is None
+
+
+def test_a_coordinator_that_begins_anew_again_and_again_forgets_no_absence() -> None:
+    audit, now = look(START, 1_010.0, here=False), 1_010.0
+    for _ in range(100):
+        now += NOTED_S
+        audit = returning.again(look(audit, now, here=False), now + 1.0, now + 121.0)
+        now += 1.0
+        if returning.over(audit, now, MOST):
+            break
+    assert now == pytest.approx(1_010.0 + MOST * (NOTED_S + 1.0) / NOTED_S)
 
 
 @given(st.lists(st.tuples(st.floats(0, 400), st.booleans()), max_size=20))
