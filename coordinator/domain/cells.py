@@ -12,6 +12,7 @@ import msgspec
 DIGITS: Final = 7  # Hexadecimal, of a job's name: 28 bits, which every database has as a whole number.
 MAX_CELLS: Final = 16
 MORE: Final = 8  # One node in so many that a cell has more to spare than another one makes no difference.
+ABOUT: Final = 3  # A third fewer nodes to spare are about as many: thousands of idle ones would draw all jobs to one cell.
 MAX_NAMED: Final = 256  # Nodes that a cell names to the others as claimed, and as wished for: 44 bytes each.
 ARRIVE_S: Final = 2.0  # Who has just come is let go where a job elsewhere waits for it, and no sooner.
 STAY_S: Final = 10.0  # For any other reason later, so that nobody wanders to and fro.
@@ -160,13 +161,22 @@ def place(states: Mapping[int, CellState], cells: Collection[int], here: Collect
 
 
 def room(states: Mapping[int, CellState], cells: Collection[int]) -> int:
-    """The one of ``cells`` with the most nodes to spare, for a new job; of equals the one with the most."""
+    """The one of ``cells`` for a new job: of those that have about the most nodes to spare the one with the fewest at work.
+
+    Where none has any, the one that lacks fewest; of equals the one with the most nodes.
+    """
 
     def spares(cell: int) -> tuple[int, int, int]:
         state = states.get(cell, CellState())
         return state.idle - state.wanted, state.nodes, -cell
 
-    return max(cells, key=spares)
+    def works(cell: int) -> tuple[int, int]:
+        spare, nodes, _ = spares(cell)
+        return nodes - spare, cell
+
+    first = max(cells, key=spares)
+    most = spares(first)[0]
+    return first if most <= 0 else min((one for one in cells if spares(one)[0] >= most - most // ABOUT), key=works)
 
 
 def watch(states: Mapping[int, CellState], cells: Collection[int]) -> int:

@@ -28,6 +28,15 @@ def test_a_node_goes_where_most_are_lacked_and_a_job_where_most_are_to_spare(
     assert room(states, cells) == job
 
 
+@pytest.mark.parametrize("idle", [(1900, 1500, 1600), (90, 70, 80), (60, 60, 60), (9, 8, 7)])
+def test_jobs_are_spread_however_unevenly_idle_nodes_are(idle: tuple[int, ...]) -> None:
+    given = [0, 0, 0]
+    for _ in range(max(3, sum(idle) // 100)):  # Of four nodes each.
+        states = {cell: CellState(idle=one - 4 * given[cell], nodes=one) for cell, one in enumerate(idle)}
+        given[room(states, (0, 1, 2))] += 1
+    assert max(given) <= min(given) + 1, given
+
+
 @pytest.mark.parametrize(
     ("idle", "here", "chosen"),
     [
