@@ -38,6 +38,7 @@ from coordinator.settings import (
     identity_of,
     secret_in,
 )
+from coordinator.store.faults import check_address
 from ledger.errors import AmountError, LedgerError
 from ledger.money import parse
 from protocol.codec import MessageError, convert
@@ -73,6 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         config = _config(options)
+        check_address(config.database)
         if options.check_config:
             tracing.start("cottage-coordinator")
             say("The settings can be used.")
