@@ -109,6 +109,8 @@ def test_an_address_that_no_database_can_have_is_told_before_anything_starts(
     ("text", "says"),
     [
         (GOOD + "prot = 1\n", "unrecognized arguments: --prot=1"),
+        (GOOD + "cell = 1\n", "unrecognized arguments: --cell=1"),
+        ("cells = 1\n" + GOOD, "has cells outside of the table [serve]"),
         (GOOD.replace("port = 9000", "port = 99999"), "argument --port: 99999 is no port: choose 0 to 65535"),
         (GOOD.replace("true", "ture"), "Couldn't parse TOML file"),
         ("data = 'x'\n", "has no settings in a table [serve]"),
