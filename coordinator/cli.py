@@ -5,7 +5,9 @@ import asyncio
 import logging
 import os
 import sys
+import tomllib
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
 from typing import Any, TextIO, get_args
 
@@ -38,6 +40,7 @@ from coordinator.settings import (
     identity_of,
     secret_in,
 )
+from coordinator.store.faults import check_address
 from ledger.errors import AmountError, LedgerError
 from ledger.money import parse
 from protocol.codec import MessageError, convert
@@ -73,6 +76,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USAGE
     try:
         config = _config(options)
+        check_address(config.database)
         if options.check_config:
             tracing.start("cottage-coordinator")
             say("The settings can be used.")
@@ -193,6 +197,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Run a coordinator: jobs, nodes, money, web pages.",
         config_file_parser_class=_ServeTable,
         add_config_file_help=False,
+        allow_abbrev=False,  # In a file a part of a name is a mistake.
     )
     add = parser.add_argument
     default = Config(Path(), "")
@@ -262,8 +267,14 @@ class _ServeTable(configargparse.TomlConfigParser):  # type: ignore[misc]
         super().__init__(["serve"])
 
     def parse(self, stream: TextIO) -> dict[str, Any]:
-        """The table; raises ``ConfigFileParserException`` where there is none."""
-        found: dict[str, Any] = super().parse(stream)
+        """The table; raises ``ConfigFileParserException`` where there is none, or a setting stands before it."""
+        text = stream.read()
+        found: dict[str, Any] = super().parse(StringIO(text))
+        outside = [name for name, value in tomllib.loads(text).items() if not isinstance(value, dict)]
+        if found and outside:
+            raise configargparse.ConfigFileParserException(
+                f"{stream.name} has {', '.join(outside)} outside of the table [serve]: write it below that line"
+            )
         if not found:
             raise configargparse.ConfigFileParserException(f"{stream.name} has no settings in a table [serve]")
         return found

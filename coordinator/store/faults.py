@@ -16,6 +16,8 @@ from sqlalchemy.exc import (
     SQLAlchemyError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import create_async_engine
+from sqlalchemy.pool import NullPool
 
 from coordinator.errors import StoreAwayError, StoreError
 
@@ -93,8 +95,12 @@ def unusable(url: str, error: Exception) -> StoreError:
             return StoreError(f"{where} names no database: write it as postgresql+asyncpg://USER:PASSWORD@HOST/NAME")
         case InvalidRequestError():
             return StoreError(f"{where} has no driver that does not block: write postgresql+asyncpg://... instead")
+        case ModuleNotFoundError(name="asyncpg"):
+            return StoreError(f"{where} needs the Python package asyncpg: install cottage[postgres]")
         case ModuleNotFoundError():
-            return StoreError(f"{where} needs the Python package {error.name}: install cottage[postgres]")
+            return StoreError(
+                f"{where} would need the Python package {error.name}: write postgresql+asyncpg://USER:PASSWORD@HOST/NAME"
+            )
         case CommandError():
             return StoreError(
                 f"the database {where} was written by a newer version of Cottage ({said(error)}): "
@@ -109,6 +115,18 @@ def unusable(url: str, error: Exception) -> StoreError:
 
 UNUSABLE = (SQLAlchemyError, sqlite3.Error, CommandError, OSError, ModuleNotFoundError)
 """What opening a database may raise for want of a usable one."""
+
+
+def check_address(url: str) -> None:
+    """See whether a database could have this address. Nothing is connected.
+
+    Raises:
+        StoreError: none could; the text says what to write.
+    """
+    try:
+        create_async_engine(url, poolclass=NullPool)
+    except UNUSABLE as error:
+        raise unusable(url, error) from error
 
 
 def shown(url: str) -> str:

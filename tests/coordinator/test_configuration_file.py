@@ -86,9 +86,31 @@ def test_settings_are_checked_without_serving(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        ("the attic", "names no database"),
+        ("postgresql://user:hunter2@host/name", "write postgresql+asyncpg://"),
+        ("mysql://user:hunter2@host/name", "write postgresql+asyncpg://"),
+    ],
+)
+@pytest.mark.parametrize("words", [["--check-config"], []])
+def test_an_address_that_no_database_can_have_is_told_before_anything_starts(
+    tmp_path: Path, url: str, says: str, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    cells = "cells = 3\n" if url.startswith("postgresql") else ""
+    file = written(tmp_path, f'{GOOD}database-url = "{url}"\n{cells}')
+    assert cli.main(["--config", file, *words]) == cli.EXIT_DATA
+    said = capsys.readouterr().err
+    assert says in said
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
     ("text", "says"),
     [
         (GOOD + "prot = 1\n", "unrecognized arguments: --prot=1"),
+        (GOOD + "cell = 1\n", "unrecognized arguments: --cell=1"),
+        ("cells = 1\n" + GOOD, "has cells outside of the table [serve]"),
         (GOOD.replace("port = 9000", "port = 99999"), "argument --port: 99999 is no port: choose 0 to 65535"),
         (GOOD.replace("true", "ture"), "Couldn't parse TOML file"),
         ("data = 'x'\n", "has no settings in a table [serve]"),

@@ -362,7 +362,7 @@ def test_a_file_that_cannot_be_used_is_told_in_one_sentence(
     [
         ("postgresql+asyncpg://me:hunter2@127.0.0.1:9/cottage", "Start it, or correct --database-url"),
         ("postgresql+psycopg3://me:hunter2@127.0.0.1/cottage", "names no database"),
-        ("postgresql+psycopg2://me:hunter2@127.0.0.1/cottage", "postgres"),
+        ("postgresql+psycopg2://me:hunter2@127.0.0.1/cottage", "write postgresql+asyncpg://"),
         ("sqlite:///file.db", "no driver that does not block"),
         ("the attic", "names no database"),
     ],
