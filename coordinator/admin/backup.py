@@ -31,6 +31,7 @@ from coordinator.version import release
 
 EXIT_REFUSED, EXIT_USAGE = 1, 2
 DATABASE, DUMP, MANIFEST, ARTIFACTS = "coordinator.db", "coordinator.dump", "backup.json", "artifacts"
+_IS_THERE = " already exists"  # As PostgreSQL says it.
 KEYS = ("coordinator.key", "test-wallet.key")
 
 
@@ -180,8 +181,12 @@ def _run(database_url: str, program: str, *words: str) -> None:
     except FileNotFoundError as error:
         raise StoreError(f"{program} is not installed: it comes with PostgreSQL's client programs") from error
     if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise StoreError(f"{program} failed: {said[-1] if said else f'status {done.returncode}'}")
+        said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
+        # What follows the error is the statement, or a question.
+        fault = next((line for line in said if line.startswith(f"{program}: error: ")), said[-1])
+        if _IS_THERE in fault:
+            raise StoreError(f"the database {url.database} has tables already: make an empty one, and name that")
+        raise StoreError(f"{program} failed: {fault.removeprefix(f'{program}: error: ')}")
 
 
 def _manifest(folder: Path) -> BackupManifest:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import re
 import sqlite3
 import time
 from pathlib import Path
@@ -140,7 +141,9 @@ def test_a_damaged_database_is_told_and_the_backup_before_it_stays(
 
 
 @needs_postgres
-async def test_postgresql_comes_back_through_its_own_programs(tmp_path: Path, postgres: Postgres) -> None:
+async def test_postgresql_comes_back_through_its_own_programs(
+    tmp_path: Path, postgres: Postgres, capsys: pytest.CaptureFixture[str]
+) -> None:
     data, folder, there = data_of(tmp_path), tmp_path / "backup", tmp_path / "there"
     first, second = postgres.url(), postgres.url()
     store = await SqlStore.open(first)
@@ -150,6 +153,14 @@ async def test_postgresql_comes_back_through_its_own_programs(tmp_path: Path, po
     await write(store, 5, 5)
     await store.close()
     assert backup.main(["restore", str(folder), "--data", str(there)]) == 1, "it is not said where"
-    words = ["restore", str(folder), "--data", str(there), "--database-url", second]
-    assert await asyncio.to_thread(backup.main, words) == 0
+    capsys.readouterr()
+    words = ["restore", str(folder), "--data", str(there), "--database-url"]
+    assert await asyncio.to_thread(backup.main, [*words, first]) == 1
+    assert re.fullmatch(
+        r"cottage restore: the database \w+ has tables already: make an empty one, and name that\n",
+        capsys.readouterr().err,
+    )
+    assert await asyncio.to_thread(backup.main, [*words, second.replace("?host=", "?port=1&host=")]) == 1
+    assert "cottage restore: pg_restore failed: connection to server" in capsys.readouterr().err
+    assert await asyncio.to_thread(backup.main, [*words, second]) == 0
     assert len(await lines(second)) == 5

@@ -16,7 +16,8 @@ from protocol.rest.market import Earnings, Health, HealthCheck, Link, Market, Re
 
 CELLS: Final = "Cells"
 NODES: Final = "Nodes"
-_OF_EACH: Final = frozenset({NODES, "Auditors", "Ledger"})  # What each cell's coordinator looks at for itself.
+LEDGER: Final = "Ledger"
+_OF_EACH: Final = frozenset({NODES, "Auditors", LEDGER})  # What each cell's coordinator looks at for itself.
 _STATES: Final = ("good", "warn", "bad")
 
 
@@ -124,7 +125,7 @@ def _check(first: HealthCheck, said: Mapping[int, HealthCheck]) -> HealthCheck:
     by_state = {_STATES.index(check.state): check.state for check in said.values()}
     state = by_state[min(by_state) if first.name == NODES else max(by_state)]
     if first.name != NODES and len({check.text for check in said.values()}) == 1:
-        return first
+        return first if first.name == LEDGER else msgspec.structs.replace(first, text=f"in each cell: {first.text}")
     text = "; ".join(f"cell {cell + 1}: {check.text}" for cell, check in said.items())
     return HealthCheck(first.name, state, text)
 

@@ -120,7 +120,9 @@ def test_health_is_that_of_the_worst_cell() -> None:
     assert merged.days == first.days
     whole = merging.health([(cell, first) for cell in range(CELLS)], CELLS)
     assert whole.checks[0] == HealthCheck("Cells", "good", "all 3 answer")
-    assert {one.name: one.text for one in whole.checks}["Nodes"].count("none is online") == CELLS
+    said = {one.name: one.text for one in whole.checks}
+    assert said["Nodes"].count("none is online") == CELLS
+    assert (said["Auditors"], said["Ledger"]) == ("in each cell: answers", "answers"), "each has auditors of its own"
 
 
 async def test_checks_that_each_cell_makes_are_named_as_here(house: House) -> None:
