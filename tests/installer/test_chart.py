@@ -98,6 +98,9 @@ LEAST = ("-f", str(VALUES / "least.yaml"))
         ),
         (("monitoring.enabled=true",), "monitoring.keySecret is missing"),
         (("replicas=3",), "replicas"),
+        (("coordinator.settings.cells=0",), "coordinator.settings.cells"),
+        (("coordinator.settings.cells=17",), "coordinator.settings.cells"),
+        (("coordinator.settings.cells=three",), "coordinator.settings.cells"),
         (("proxy.image=",), "proxy.image"),
     ],
 )
