@@ -39,8 +39,8 @@ class LinesToWork:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every cell is reached, or was a moment ago."""
-        return all(line.is_ready for line in self._lines)
+        """Whether some cell is reached, or was a moment ago: while one changes hands, or is lost, the others are led to."""
+        return any(line.is_ready for line in self._lines)
 
     @property
     def reads(self) -> bool:

@@ -102,10 +102,13 @@ class Leading:
         return await self._unless_nobody(request, self._answer(request))
 
     def _ready(self, request: web.Request) -> web.Response:
+        cells = len(self._lines)
         if self._lines.is_ready:
-            return answer({"status": "ready"})
-        if len(self._lines) > 1:
-            return _not_now(request, "Not every cell has a coordinator at work now. Come back in a moment.")
+            return answer(
+                {"status": "ready"} | ({"cells": f"{len(self._lines.reached)} of {cells}"} if cells > 1 else {})
+            )
+        if cells > 1:
+            return _not_now(request, "No cell has a coordinator at work now. Come back in a moment.")
         return _not_now(request, "This coordinator stands by: another one is at work. Come back in a moment.")
 
     async def _unless_nobody(

@@ -252,8 +252,9 @@ async def settled(town: Town, *shares: int) -> None:
 
 
 async def _is_ready(url: str) -> bool:
+    """Whether it says that it has reached every cell."""
     async with aiohttp.ClientSession() as http, http.get(f"{url}/readyz") as answer:
-        return answer.status == 200
+        return answer.status == 200 and (await answer.json())["cells"] == f"{CELLS} of {CELLS}"
 
 
 async def test_jobs_of_all_cells_are_done_by_nodes_that_come_in_anywhere(town: Town) -> None:

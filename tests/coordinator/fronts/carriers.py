@@ -128,7 +128,8 @@ async def front(
 async def is_ready(url: str) -> bool:
     """Whether a front says that it has reached every cell."""
     async with aiohttp.ClientSession() as http, http.get(f"{url}/readyz") as said:
-        return said.status == 200
+        reached, _, cells = (await said.json()).get("cells", "").partition(" of ")
+        return said.status == 200 and reached == cells
 
 
 @asynccontextmanager

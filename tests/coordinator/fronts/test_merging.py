@@ -1,5 +1,6 @@
 """What several cells answer is one answer: nodes are added up, each is shown where it is, and what is stored is counted once."""
 
+import asyncio
 from typing import Any
 
 import aiohttp
@@ -9,7 +10,7 @@ import pytest
 from common.untrusted_text import untrusted
 from coordinator.config import Config
 from coordinator.services.views.market_views import MarketService
-from coordinator.web.fronts import cell_lines, merging
+from coordinator.web.fronts import cell_lines, line, merging
 from protocol.rest.api import NetworkView, NodeView, RelayView
 from protocol.rest.market import Day, Earned, Earnings, Health, HealthCheck, Link, Market, Payout, Region
 from tests.coordinator.conftest import House, until
@@ -175,6 +176,27 @@ async def test_a_page_of_all_cells_lacks_what_one_does_not_say(
         monkeypatch.setattr(cell_lines, "PATIENCE_S", 0.2)
         carriers[2].slow = 5.0
         await until(lambda: counts(url, 10))
+
+
+@needs_postgres
+async def test_a_front_is_ready_while_any_cell_is_reached(
+    shared_config: Config, carriers: list[Carrier], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(line, "WAIT_S", 0.2)
+    async with front(shared_config, doors_of(carriers)) as url:
+        assert await get(url, "/readyz") == (200, {"status": "ready", "cells": "3 of 3"})
+        for closed, cells in ((2, "2 of 3"), (0, "1 of 3")):
+            carriers[closed].door = ""
+            await until(lambda cells=cells: says(url, 200, cells))  # type: ignore[misc]
+        await asyncio.sleep(0.5)
+        assert (await get(url, "/readyz"))[0] == 200, "for as long as it lasts"
+        carriers[1].door = ""
+        await until(lambda: says(url, 503, None))
+
+
+async def says(url: str, status: int, cells: str | None) -> bool:
+    found, said = await get(url, "/readyz")
+    return (found, said.get("cells")) == (status, cells)
 
 
 async def counts(url: str, nodes: int) -> bool:
