@@ -71,6 +71,7 @@ class CellState(msgspec.Struct, frozen=True):
         wishes: nodes of other cells that nobody has, and that arrays here could use.
         arrays: how many nodes each array here could use, and how many it has.
         auditors: of the operator's that are here. ``looks``: that wait for one of them.
+        lets_in: by which rule and with which stake nodes are let in; empty: it is not said.
     """
 
     wanted: int = 0
@@ -81,6 +82,7 @@ class CellState(msgspec.Struct, frozen=True):
     arrays: Mapping[str, tuple[int, int]] = {}
     auditors: int = 0
     looks: int = 0
+    lets_in: str = ""
 
 
 class IdleNode(NamedTuple):

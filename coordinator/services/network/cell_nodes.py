@@ -10,9 +10,11 @@ is given nothing for a turn, in which whatever was under way with it ends; then 
 once. Beside that idle nodes even out, so that a job finds some wherever it begins (``domain.cells``).
 """
 
+import logging
 from collections.abc import Callable, Collection, Mapping
 from typing import Protocol
 
+from coordinator.client.text import money
 from coordinator.domain import cells as rules
 from coordinator.domain.cells import CellState, IdleNode
 from coordinator.services.core.context import Context
@@ -23,6 +25,7 @@ from coordinator.services.network.standings import StoredStandings
 
 TURN_S = 1.0
 LOOK_TURNS = 2  # What is stored is looked at with every so many turns.
+LOG = logging.getLogger(__name__)
 COME_BACK = "another part of this network needs this computer: it comes back at once"
 
 
@@ -65,6 +68,7 @@ class NodeExchange:
         self._tell_others, self._states, self._looks, self._stay = tell, states, looks, stay
         self._aside: list[NodeSession] = []
         self._came = 0  # Connections that others have been told of.
+        self._otherwise: dict[int, str] = {}  # Cells that let nodes in otherwise, and how, as the log has been told.
 
     async def run(self) -> None:
         """For ever."""
@@ -82,6 +86,7 @@ class NodeExchange:
         claims = {job: nodes for state in others.values() for job, nodes in state.claims.items()}
         self._nodes.claims.hear(claims)
         self._arrays.hear({job: need for state in others.values() for job, need in state.arrays.items()})
+        self._compare(others)
         self._part()
         own_jobs = self._nodes.claims.kept_from(lambda job: not self._context.cell.has(job))
         idle = [session for session in self._nodes.idle() if session.node not in own_jobs]
@@ -89,6 +94,24 @@ class NodeExchange:
         self._set_aside(idle, own, others)
         self._tell_others(own)
         self._announce()
+
+    def _compare(self, others: Mapping[int, CellState]) -> None:
+        """Say once who lets nodes in otherwise: to the operator they are one network."""
+        own = self._lets_in()
+        otherwise = {cell: state.lets_in for cell, state in others.items() if state.lets_in not in ("", own)}
+        for cell in otherwise:
+            if self._otherwise.get(cell) != otherwise[cell]:
+                LOG.warning(
+                    "cell %d lets in %s, and this one %s: give all coordinators the same --who-may-lend and --min-stake",
+                    cell + 1,
+                    otherwise[cell],
+                    own,
+                )
+        self._otherwise = otherwise
+
+    def _lets_in(self) -> str:
+        config = self._context.config
+        return f"{config.who_may_lend} with a stake of {money(config.min_stake)}"
 
     async def follow(self) -> None:
         """Act upon what other cells have decided of nodes, as if it had been decided here."""
@@ -123,6 +146,7 @@ class NodeExchange:
             arrays=self._arrays.needs(),
             auditors=len(self._nodes.auditors()),
             looks=self._looks(),
+            lets_in=self._lets_in(),
         )
 
     def _set_aside(self, idle: Collection[NodeSession], own: CellState, others: Mapping[int, CellState]) -> None:

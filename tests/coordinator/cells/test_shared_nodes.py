@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from coordinator.domain.account import LOCAL_ACCOUNT, Principal, Scope
-from coordinator.domain.cells import LEAST_GAP, STAY_S, cell_of_token
+from coordinator.domain.cells import LEAST_GAP, STAY_S, Cell, cell_of_token
 from coordinator.domain.job import JobState
 from coordinator.services.jobs.ports import ListWindow
 from coordinator.services.network import nodes as rules
@@ -18,7 +18,7 @@ from coordinator.store.records import NodeRecord
 from protocol.identity import NodeKey
 from protocol.node import Unanswered, Welcome
 from tests.coordinator.bench import CONFIG
-from tests.coordinator.cells.towns import CellTown, TownNode
+from tests.coordinator.cells.towns import CellBench, CellTown, TownNode
 from tests.coordinator.fakes import spec
 
 ROOT = OrderedBy(Principal(LOCAL_ACCOUNT, frozenset(Scope), "root"), "session", "127.0.0.1")
@@ -298,3 +298,15 @@ async def test_nothing_of_this_is_done_where_there_is_one_cell(store: Store) -> 
     async with store.transaction() as tx:
         found = await tx.find(NodeRecord, col(NodeRecord.banned).equals(False))
     assert len(found) == 3
+
+
+async def test_a_cell_that_lets_nodes_in_by_another_rule_is_told_once(caplog: pytest.LogCaptureFixture) -> None:
+    town = CellTown(cells=2)
+    town.benches[1] = CellBench(town, Cell(1, 2), replace(CONFIG, who_may_lend="invited", min_stake=1_500_000))
+    with caplog.at_level("WARNING", "coordinator.services.network.cell_nodes"):
+        await town.turns(5)
+    rule = "give all coordinators the same --who-may-lend and --min-stake"
+    assert sorted(record.getMessage() for record in caplog.records) == [
+        f"cell 1 lets in everybody with a stake of ¤ 0.00, and this one invited with a stake of ¤ 1.50: {rule}",
+        f"cell 2 lets in invited with a stake of ¤ 1.50, and this one everybody with a stake of ¤ 0.00: {rule}",
+    ]
