@@ -101,6 +101,6 @@ class NetworkService:
             ForbiddenError: it may not lend here, or the question is not its own.
         """
         found = self._relays.credentials(question, host)
-        if self._nodes.lenders.why_not(question.node):
+        if await self._nodes.lenders.enter(question.node, ""):  # Another cell may have let it in a moment ago.
             raise ForbiddenError(NO_RELAYS)
         return found

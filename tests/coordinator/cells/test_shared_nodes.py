@@ -8,6 +8,7 @@ import pytest
 from coordinator.domain.account import LOCAL_ACCOUNT, Principal, Scope
 from coordinator.domain.cells import LEAST_GAP, STAY_S, Cell, cell_of_token
 from coordinator.domain.job import JobState
+from coordinator.errors import ForbiddenError
 from coordinator.services.jobs.ports import ListWindow
 from coordinator.services.network import nodes as rules
 from coordinator.services.network.cell_nodes import COME_BACK
@@ -20,6 +21,8 @@ from protocol.node import Unanswered, Welcome
 from tests.coordinator.bench import CONFIG
 from tests.coordinator.cells.towns import CellBench, CellTown, TownNode
 from tests.coordinator.fakes import spec
+from tests.sim.world import HOST, NONCE
+from transport.nettest.offer import question
 
 ROOT = OrderedBy(Principal(LOCAL_ACCOUNT, frozenset(Scope), "root"), "session", "127.0.0.1")
 
@@ -310,3 +313,15 @@ async def test_a_cell_that_lets_nodes_in_by_another_rule_is_told_once(caplog: py
         f"cell 1 lets in everybody with a stake of ¤ 0.00, and this one invited with a stake of ¤ 1.50: {rule}",
         f"cell 2 lets in invited with a stake of ¤ 1.50, and this one everybody with a stake of ¤ 0.00: {rule}",
     ]
+
+
+async def test_a_node_that_another_cell_has_just_let_in_hears_of_relays() -> None:
+    town = CellTown(cells=2, config=replace(CONFIG, who_may_lend="invited"))
+    node, (first, second) = TownNode(1), (bench.parts for bench in town.benches)
+    asked = question(node.key, HOST, town.clock.time())
+    with pytest.raises(ForbiddenError):
+        await first.network.relay_credentials(asked, HOST)
+    _, code = await first.nodes.lenders.invite("a machine", 7, ROOT)
+    hello = msgspec.structs.replace(node.hello(), invitation=code)
+    await second.nodes.enter(hello, NONCE, HOST, node.sent.append, node.closed.append)
+    assert await first.network.relay_credentials(asked, HOST)
