@@ -12,9 +12,7 @@ import msgspec
 DIGITS: Final = 7  # Hexadecimal, of a job's name: 28 bits, which every database has as a whole number.
 MAX_CELLS: Final = 16
 MORE: Final = 8  # One node in so many that a cell has more to spare than another one makes no difference.
-ABOUT: Final = (
-    3  # A third fewer nodes to spare are about as many: thousands of idle ones would draw all jobs to one cell.
-)
+ABOUT: Final = 3  # A third fewer to spare are about as many: else one cell of thousands of idle nodes has all new jobs.
 MAX_NAMED: Final = 256  # Nodes that a cell names to the others as claimed, and as wished for: 44 bytes each.
 ARRIVE_S: Final = 2.0  # Who has just come is let go where a job elsewhere waits for it, and no sooner.
 STAY_S: Final = 10.0  # For any other reason later, so that nobody wanders to and fro.

@@ -334,7 +334,7 @@ class RtcConnection:
         except TimeoutError:
             LOG.info("a connection did not end in order within %.1f s: it is cut off", limit_s)
         finally:
-            if closing.cancelled():
+            if closing.cancelled() or closing.exception() is not None:
                 await self._cut_off(limit_s)
             self._changed.set()
 

@@ -25,8 +25,9 @@ from coordinator.services.network.standings import StoredStandings
 
 TURN_S = 1.0
 LOOK_TURNS = 2  # What is stored is looked at with every so many turns.
-LOG = logging.getLogger(__name__)
 COME_BACK = "another part of this network needs this computer: it comes back at once"
+
+LOG = logging.getLogger(__name__)
 
 
 class ArrayNeeds(Protocol):
@@ -99,14 +100,10 @@ class NodeExchange:
         """Say once who lets nodes in otherwise: to the operator they are one network."""
         own = self._lets_in()
         otherwise = {cell: state.lets_in for cell, state in others.items() if state.lets_in not in ("", own)}
-        for cell in otherwise:
-            if self._otherwise.get(cell) != otherwise[cell]:
-                LOG.warning(
-                    "cell %d lets in %s, and this one %s: give all coordinators the same --who-may-lend and --min-stake",
-                    cell + 1,
-                    otherwise[cell],
-                    own,
-                )
+        said = "cell %d lets in %s, and this one %s: give all coordinators the same --who-may-lend and --min-stake"
+        for cell, rule in otherwise.items():
+            if self._otherwise.get(cell) != rule:
+                LOG.warning(said, cell + 1, rule, own)
         self._otherwise = otherwise
 
     def _lets_in(self) -> str:

@@ -4,6 +4,7 @@ import asyncio
 import hashlib
 import logging
 import os
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -230,9 +231,9 @@ async def test_frames_that_come_before_the_link_is_up_are_kept() -> None:
 
 
 @pytest.mark.parametrize("waits", ["sctp", "dtls", "ice"])
-@pytest.mark.parametrize("given_up", [False, True], ids=["out of time", "cancelled"])
+@pytest.mark.parametrize("how", ["out of time", "cancelled", "failed"])
 async def test_a_connection_that_cannot_end_in_order_leaves_nothing_behind(
-    waits: str, given_up: bool, monkeypatch: pytest.MonkeyPatch
+    waits: str, how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = asyncio.all_tasks()
     a, b = (RtcConnection((), loopback=True) for _ in range(2))
@@ -243,14 +244,19 @@ async def test_a_connection_that_cannot_end_in_order_leaves_nothing_behind(
     sockets = [protocol.transport for protocol in a._ice_connection()._protocols]
     dtls = a._sctp.transport
     part: Any = {"sctp": a._sctp, "dtls": dtls, "ice": dtls.transport}[waits]
-    monkeypatch.setattr(part, "stop", lambda: asyncio.Event().wait())
-    closing = asyncio.create_task(a.close(1.0 if given_up else 0.2))
-    if given_up:
+
+    async def stop() -> None:
+        if how == "failed":
+            raise ConnectionError("its socket is broken")
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(part, "stop", stop)
+    closing = asyncio.create_task(a.close(0.2 if how == "out of time" else 1.0))
+    if how == "cancelled":
         await asyncio.sleep(0.2)
         closing.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await asyncio.wait_for(closing, 5)
-    else:
+    ends: Any = {"cancelled": pytest.raises(asyncio.CancelledError), "failed": pytest.raises(ConnectionError)}
+    with ends.get(how, nullcontext()):
         await asyncio.wait_for(closing, 5)
     assert a.failed
     assert sockets
