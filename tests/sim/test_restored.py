@@ -5,6 +5,7 @@ from typing import cast
 
 import pytest
 
+from coordinator.domain.audits import auditors
 from coordinator.domain.job import JobState
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
@@ -15,7 +16,7 @@ from coordinator.services.recovery.recall import NobodysLeases, Recall
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from protocol.codec import decode
-from protocol.node import PROTOCOL, Hello, NodeMessage
+from protocol.node import MAX_RECORDS, PROTOCOL, Hello, NodeMessage
 from tests.coordinator.fakes import COORDINATOR, COORDINATOR_KEY, FakeArtifacts, spec
 from tests.sim.test_everybody_leaves import calm, to_the_end, until_rounds
 from tests.sim.test_faults import check, gather_nodes, read, submit
@@ -118,3 +119,60 @@ async def test_where_nodes_have_kept_little_or_nothing_the_books_are_those_of_th
     await check(world, job, stored)
     assert stored.state is JobState.SETTLED
     assert stored.paid <= stored.quote.price
+
+
+@pytest.mark.parametrize("away", [False, True])
+async def test_a_job_of_which_eighty_rounds_wait_for_looks_goes_on_where_any_of_its_nodes_is(
+    monkeypatch: pytest.MonkeyPatch, away: bool
+) -> None:
+    """Of more than sixty no entry was taken: all of them were in each, and a disaster went back to before they waited.
+
+    Of those that keep them one comes back. ``away``: it had not been there for ten rounds.
+    """
+    waiting, more = 80, 4
+    monkeypatch.setattr(
+        auditors, "MOST_LOOKS", 1_000
+    )  # As many rounds wait where nodes are trusted, of whom less is drawn.
+    world = World(5, nodes=6, faults=0.0, operators=(6,), settings={"stall_seconds": 90.0})
+    world.crashes, world.chain.sees_paid = False, True
+    await gather_nodes(world)
+    auditor = world.nodes[5]
+    job = await submit(world, 2, 2, spec(2, 2, tokens=(waiting + more) * A_ROUND))
+    await until_rounds(world, job, BACKUP)
+    backup = backup_of(world)
+    world._leave(auditor)
+    auditor.forget()
+    auditor.up, auditor.away_until = False, float("inf")
+    await until_rounds(world, job, 40)
+    keeper = max(world.nodes, key=lambda node: len(node.records))
+    if away:
+        kept = dict(keeper.records)
+        await until_rounds(world, job, 50)
+        keeper.records = kept
+        keeper.cut()
+    await until_rounds(world, job, waiting)
+    for _ in range(200):
+        await world.turn()
+    assert sum(not record.concluded for record in await read(world, RoundRecord, job)) > waiting - BACKUP
+    newest = max(entry.rounds for entry in keeper.records)
+    assert newest >= waiting
+    assert max(len(data) for node in world.nodes for data in node.records.values()) <= MAX_RECORDS
+    before = await waits(world, job, newest)
+    for node in world.nodes:
+        node.records = node.records if node is keeper else {}
+    await restore(world, backup)
+    auditor.up, auditor.away_until = True, 0.0
+    assert await waits(world, job, newest) == before
+    stored = await to_the_end(world, job)
+    await check(world, job, stored)
+    done = Counter(r.number for r in await read(world, RoundRecord, job) if r.state == "complete")
+    assert set(done.values()) == {1}, "no complete round was done again"
+    assert set(done) >= set(range(waiting + more)), "and each is known"
+    assert stored.state is JobState.SETTLED
+    async with world.records.transaction() as tx:
+        assert not any(node.banned for node in await tx.find(NodeRecord))
+
+
+async def waits(world: World, job: str, before: int) -> dict[tuple[int, str], int]:
+    commits = [c for c in await read(world, CommitRecord, job) if c.state == "pending" and c.round < before]
+    return {(commit.round, commit.node): commit.amount for commit in commits}

@@ -10,8 +10,8 @@ from coordinator.services.core.context import Context
 from coordinator.services.core.leases import Leases
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
 from coordinator.services.network.nodes import Nodes
-from coordinator.services.recovery.job_records import RecordsSeal, sealed
-from protocol.node import RECORDS_EVERY, KeepRecords
+from coordinator.services.recovery.job_records import RecordsSeal, ToldRounds, sealed
+from protocol.node import KeepRecords
 
 KEEPERS = 3  # Of different owners where there are as many; those that have been in the job the longest.
 
@@ -25,7 +25,7 @@ class RecordKeepers:
         self._context, self._leases, self._nodes, self._seal = context, leases, nodes, seal
         self._known: dict[str, tuple[int, str]] = {}
         self._due: set[str] = set()
-        self._waits: dict[str, int] = {}  # The oldest round that waited for a look in the last entry that stays.
+        self._told: dict[str, ToldRounds] = {}
         desk.on_stored(self._notice)
 
     async def hand_out(self) -> None:
@@ -33,11 +33,14 @@ class RecordKeepers:
         due, self._due = self._due, set()
         for job in sorted(due):
             keepers = chosen([lease for lease in self._leases.of_job(job) if lease.seat])
-            if not keepers:
+            sessions = [session for node in keepers if (session := self._nodes.session(node)) is not None]
+            if not sessions:
                 continue
+            told = self._told.setdefault(job, ToldRounds())
+            told.give_to(sessions)
             try:
                 async with self._context.store.transaction() as tx:
-                    made = await sealed(tx, self._seal, job, self._waits.get(job))
+                    made = await sealed(tx, self._seal, job, told)
             except StoreAwayError:
                 self._due |= due
                 raise
@@ -47,16 +50,14 @@ class RecordKeepers:
             if made is None:
                 continue
             records, data = made
-            for session in filter(None, map(self._nodes.session, keepers)):
+            for session in sessions:
                 session.send(KeepRecords(records.entry, data))
-            if records.run.done % RECORDS_EVERY == 0:
-                self._waits[job] = records.waits_from
 
     def _notice(self, work: UnitOfWork) -> None:
         job = work.job
         if job.state not in LIVE or work.run is None:
             self._known.pop(job.id, None)
-            self._waits.pop(job.id, None)
+            self._told.pop(job.id, None)
             return
         stands = (work.run.done, job.state.value)
         if work.run.done and self._known.get(job.id) != stands:

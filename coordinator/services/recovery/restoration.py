@@ -239,7 +239,7 @@ class JobRestoration:
 
     async def _void_unknown(self, newest: JobRecords) -> None:
         """Shares that no entry says the end of, and that nothing was paid for: they were looked at, and not found right."""
-        known = {(commit.epoch, commit.round) for commit in newest.commits}
+        known = newest.may_wait
         for commit in await self._tx.find(
             CommitRecord, col(CommitRecord.job).equals(newest.job.id), col(CommitRecord.state).equals("pending")
         ):
