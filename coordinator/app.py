@@ -21,6 +21,7 @@ from coordinator.cells_at_work import CellWork, serve_cells
 from coordinator.config import Config
 from coordinator.domain.cells import WHOLE, Cell
 from coordinator.errors import StoreError
+from coordinator.own_door import warn_of_door
 from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.arrays.published_images import PublishedImages
@@ -283,6 +284,8 @@ async def _work(
             loops = parts.loops()
             if own is not None:
                 loops["auditor"] = partial(own.run, url)
+            if ownership is not None and beside is None and config.reachable_at is not None:
+                loops["own door"] = partial(warn_of_door, config.reachable_at)
             with nullcontext() if beside is None else beside.others.taking(beside.cell.number, app[NODES]):
                 await _loop(loops, *ends)
         finally:

@@ -25,6 +25,7 @@ from coordinator.config import Config
 from coordinator.domain.cells import Cell, CellState
 from coordinator.errors import StoreAwayError, StoreError
 from coordinator.front import front_of
+from coordinator.own_door import check_door
 from coordinator.store.faults import passes
 from coordinator.store.owner_rows import OwnerRows
 from coordinator.store.ownership import Ownership
@@ -101,11 +102,13 @@ async def serve_cells(config: Config, ready: Callable[[str], None], stopping: as
         ready: called with the base address once it serves.
         work: be the coordinator of a cell.
     Raises:
+        SettingError: others would not reach this one.
         StoreError: the database cannot be used, or others carry it in other cells, with another key or other files.
         LedgerError: the ledger cannot be used.
         KeyFileError: the coordinator's key cannot be read.
     """
     make_folder(config.data)
+    await check_door(config, stopping)
     clock, key = SystemClock(), NodeKey.load_or_generate(config.data / "coordinator.key")
     async with AsyncExitStack() as stack:
         cells = [Cell(number, config.cells) for number in range(config.cells)]

@@ -20,7 +20,7 @@ from common.options import decimal, host, network, port, whole
 from common.shutdown_signals import on_end
 from common.terminal import complain, say
 from common.token_worth import TokenWorth
-from common.urls import is_loopback, parse_url, split
+from common.urls import is_loopback, split
 from coordinator.app import serve
 from coordinator.config import Config, MailConfig, OfferedTasks, RetentionPolicy, TurnRelay
 from coordinator.domain.cells import MAX_CELLS
@@ -38,6 +38,8 @@ from coordinator.settings import (
     add_retention,
     database_of,
     identity_of,
+    public_url,
+    rpc_url,
     secret_in,
 )
 from coordinator.store.faults import check_address
@@ -208,10 +210,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--host", type=host, default=default.host, help="address to listen on (%(default)s)")
     add("--port", type=port, default=default.port, help="port, 0 for any (%(default)s)")
     others = "where coordinators that stand by reach this one; the address that the database sees, if it is not given"
-    add("--reachable-at", type=_public_url, metavar="URL", help=others)
+    add("--reachable-at", type=public_url, metavar="URL", help=others)
     add("--ready-file", type=Path, help="write the base address here once it serves")
     add("--log-format", choices=["text", "json"], default="text", help="of each line on standard error (%(default)s)")
-    add("--ledger-url", help="JSON-RPC of the ledger")
+    add("--ledger-url", type=rpc_url, help="JSON-RPC of the ledger")
     add("--ledger-program", help="market program, where the ledger does not tell")
     add("--ledger-mint", help="token, where the ledger does not tell")
     add(
@@ -366,18 +368,8 @@ def _add_sign_in(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help="no accounts but those of `cottage accounts add`, and of people whom --identity-provider vouches for",
     )
-    add("--public-url", type=_public_url, metavar="URL", help="where browsers find it, such as https://cottage.example")
+    add("--public-url", type=public_url, metavar="URL", help="where browsers find it, such as https://cottage.example")
     add("--behind-proxy", action="store_true", help="believe the X-Forwarded-For and -Proto of the proxy in front")
-
-
-def _public_url(text: str) -> str:
-    try:
-        url = parse_url(text)
-    except UrlError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
-    if url.path.strip("/") or url.query:
-        raise argparse.ArgumentTypeError(f"{text} is no address of a site: write it as https://cottage.example")
-    return str(url.origin())
 
 
 def _add_notices(parser: argparse.ArgumentParser) -> None:

@@ -41,6 +41,26 @@ def secret_in(option: str, file: Path) -> str:
     return secret
 
 
+def rpc_url(text: str) -> str:
+    """Of a ledger's endpoint, which may have a user's name or a key in it."""
+    try:
+        parse_url(text, users=True)
+    except UrlError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    return text
+
+
+def public_url(text: str) -> str:
+    """Of a site, as people and programs find it."""
+    try:
+        url = parse_url(text)
+    except UrlError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if url.path.strip("/") or url.query:
+        raise argparse.ArgumentTypeError(f"{text} is no address of a site: write it as https://cottage.example")
+    return str(url.origin())
+
+
 def add_retention(parser: argparse.ArgumentParser) -> None:
     """For how long files stay."""
     add, default = parser.add_argument, RetentionPolicy()

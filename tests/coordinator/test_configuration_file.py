@@ -239,6 +239,17 @@ def test_an_issuer_that_cannot_be_one_is_told(url: str, says: str, capsys: pytes
     assert says in " ".join(capsys.readouterr().err.split())
 
 
+@pytest.mark.parametrize(
+    ("url", "says"), [("nonsense", "http://HOST"), ("http://:8899", "names no machine"), ("ftp://a", "http://HOST")]
+)
+def test_a_ledger_that_cannot_be_one_is_told(url: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--ledger-url", url, "--check-config"])
+    told = " ".join(capsys.readouterr().err.split())
+    assert "--ledger-url" in told
+    assert says in told
+
+
 def test_a_file_that_is_not_there_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         cli.main(["--config", str(tmp_path / "none.toml")])

@@ -130,9 +130,8 @@ async def test_a_job_of_which_eighty_rounds_wait_for_looks_goes_on_where_any_of_
     Of those that keep them one comes back. ``away``: it had not been there for ten rounds.
     """
     waiting, more = 80, 4
-    monkeypatch.setattr(
-        auditors, "MOST_LOOKS", 1_000
-    )  # As many rounds wait where nodes are trusted, of whom less is drawn.
+    # As many rounds wait where nodes are trusted, of whom less is drawn.
+    monkeypatch.setattr(auditors, "MOST_LOOKS", 1_000)
     world = World(5, nodes=6, faults=0.0, operators=(6,), settings={"stall_seconds": 90.0})
     world.crashes, world.chain.sees_paid = False, True
     await gather_nodes(world)

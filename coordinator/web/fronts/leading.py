@@ -22,7 +22,15 @@ from aiohttp.typedefs import Handler
 
 from common.untrusted_text import untrusted
 from common.urls import moved
-from coordinator.errors import CottageError, ElsewhereError, TooLargeError, UnavailableError
+from coordinator.errors import (
+    CottageError,
+    ElsewhereError,
+    StoreAwayError,
+    StoreBusyError,
+    TooLargeError,
+    UnavailableError,
+)
+from coordinator.store.ports import Store
 from coordinator.web.auth.gate import address_of
 from coordinator.web.auth.origin import SAFE_METHODS
 from coordinator.web.fronts.answering import ASK, NEWS
@@ -34,7 +42,7 @@ from coordinator.web.fronts.line import WAIT_S, CoordinatorAtWork
 from coordinator.web.fronts.misdirected import MISDIRECTED
 from coordinator.web.fronts.node_lines import GONE, NodeLines
 from coordinator.web.fronts.seal import CELL, STANDS_BY, FrontSeal
-from coordinator.web.http import CLOSED, WHOSE, answer, problem_answer, read_body, read_chunks, say_when
+from coordinator.web.http import CLOSED, READY_S, WHOSE, answer, problem_answer, read_body, read_chunks, say_when
 from coordinator.web.monitoring.watchers import METRICS
 from coordinator.web.once import KEY
 from coordinator.web.signal import PATH
@@ -73,10 +81,17 @@ class Leading:
     """What stands before every route of a front."""
 
     def __init__(
-        self, lines: LinesToWork, seal: FrontSeal, headers: FrontHeaders, nodes: NodeLines, choice: CellChoice
+        self,
+        lines: LinesToWork,
+        seal: FrontSeal,
+        headers: FrontHeaders,
+        nodes: NodeLines,
+        choice: CellChoice,
+        store: Store,
     ) -> None:
         """``nodes``: leads their connections. ``choice``: of cells for jobs that are not there yet."""
         self._lines, self._seal, self._headers, self._nodes, self._choice = lines, seal, headers, nodes, choice
+        self._store = store
 
     @web.middleware
     async def lead(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -91,7 +106,7 @@ class Leading:
             case "/healthz":
                 return answer({"status": "standby" if len(self._lines) == 1 else "ok"})
             case "/readyz":
-                return self._ready(request)
+                return await self._ready(request)
             case _ if request.path == PATH:
                 return await self._unless_nobody(request, self._nodes.lead(request))
         if request.method in SAFE_METHODS and self._lines.reads and not request.path.startswith(_NOT_HERE):
@@ -101,9 +116,16 @@ class Leading:
                 pass
         return await self._unless_nobody(request, self._answer(request))
 
-    def _ready(self, request: web.Request) -> web.Response:
+    async def _ready(self, request: web.Request) -> web.Response:
         cells = len(self._lines)
         if self._lines.is_ready:
+            try:
+                async with asyncio.timeout(READY_S), self._store.transaction():
+                    pass
+            except StoreBusyError:
+                pass  # It answers others.
+            except (StoreAwayError, TimeoutError):
+                return _not_now(request, "The database does not answer. Come back in a moment.")
             return answer(
                 {"status": "ready"} | ({"cells": f"{len(self._lines.reached)} of {cells}"} if cells > 1 else {})
             )

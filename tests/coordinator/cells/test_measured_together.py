@@ -56,7 +56,7 @@ def test_reports_of_all_cells_are_acknowledged_at_a_time(capfd: pytest.CaptureFi
     for row in found.values():
         assert row["statements"] > row["transactions"] > 0
         assert 0 < row["ack_p50_ms"] <= row["ack_p99_ms"]
-    assert found[PARTS[0]]["reports"] > found[PARTS[1]]["reports"] > 0, "one has two jobs, and the other one"
+    assert all(found[part]["reports"] > 0 for part in PARTS)
     assert found[WHOLE]["database_ms"] > 0
     assert "database_ms" not in found[PARTS[0]], "PostgreSQL's is everybody's"
 

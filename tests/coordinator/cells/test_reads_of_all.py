@@ -24,11 +24,13 @@ from coordinator.services.jobs.jobs import JobService
 from coordinator.services.jobs.unpaid import Unpaid
 from coordinator.services.operation.node_orders import NodeOrders
 from coordinator.services.payments.promises import PromiseService
+from coordinator.services.payments.withdrawals import Sponsor
 from coordinator.services.serving.private import PrivateSessions
-from coordinator.services.views.vital_signs import _counted
+from coordinator.services.views.vital_signs import VitalSigns, _counted
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, NoticeRecord, NoticeSettings, OutboxRecord
 from ledger.addresses import StepPlace
+from ledger.errors import LedgerUnavailableError
 from protocol.job.job import ModelSpec
 from protocol.rest.api import NewJob, NewOutput, TrialRequest
 from protocol.serving import GenerateCommand
@@ -97,6 +99,23 @@ async def test_figures_are_of_all_also_where_a_cell_has_nothing_of_its_own(cells
         found = await _counted(tx, 100.0)
     assert found[("jobs", "running")] == found[("outbox_rows", "money", "queued")] == 1.0
     assert found[("outbox_oldest_seconds", "money")] == 60.0
+
+
+async def test_what_the_database_counts_of_all_cells_is_told_by_the_first_alone(cells: Both) -> None:
+    first, second = cells
+    async with second.sql.transaction() as tx:
+        await tx.insert(job(1))
+    for cell, told in ((first, 1.0), (second, None)):
+        signs = VitalSigns(cell.context, NOTHING, NOTHING, cast(Sponsor, NoSponsor()), NOTHING)
+        await signs.look()
+        assert (signs._stored.get(("jobs", "running")), signs._stored[("database_up",)]) == (told, 1.0)
+
+
+class NoSponsor:
+    """Its ledger is away."""
+
+    async def lamports(self) -> int:
+        raise LedgerUnavailableError("nobody answers")
 
 
 # --- limits of accounts -----------------------------------------------------------------------------------------------------
