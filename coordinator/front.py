@@ -75,7 +75,7 @@ async def front_of(
         each = [LineToWork(door, seal, http, context.bus, store.fits) for door in doors]
         lines, choice, headers = LinesToWork(each), CellChoice(states), FrontHeaders(seal, config.behind_proxy)
         cells = NodeCells(store, clock, lines, choice, config.return_seconds, here.keys())
-        leading = Leading(lines, seal, headers, NodeLines(lines, headers, cells, clock, here), choice, store)
+        leading = Leading(lines, seal, headers, NodeLines(lines, headers, cells, clock, here), choice)
         app = web.Application(middlewares=[leading.lead])
         auth = Auth(store, clock, config, budgets=Budgets(store, clock))
         application.setup(app, _services(context, lines, key.address), elsewhere, auth, IdempotentAnswers(store, clock))

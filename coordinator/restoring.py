@@ -29,6 +29,7 @@ LOOK_S = 0.25
 SHUTDOWN_S = 2.0
 SAID = "This coordinator was restored from a backup, and asks its nodes what they know. Come back in a minute."
 BACK_S = 60  # Whoever asks meanwhile comes back then.
+PROBES = ("/healthz", "/readyz")  # Of load balancers, behind which nodes come in only where both are answered.
 
 LOG = logging.getLogger(__name__)
 
@@ -53,6 +54,8 @@ async def catch_up(context: Context, chain: ChainPort, artifacts: ArtifactStore,
     recall = Recall(context, nodes, RecordsSeal(key.seed), wanted)
     app = web.Application()
     NodeSocket(context, nodes, recall, Patience(clock, context.metrics)).setup(app)
+    for path in PROBES:
+        app.router.add_get(path, _lives)
     put_off(app, SAID, BACK_S)
     runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S)
     await runner.setup()
@@ -71,6 +74,10 @@ async def catch_up(context: Context, chain: ChainPort, artifacts: ArtifactStore,
     LOG.warning("nodes have returned %d entries, of %d jobs", found, len(recall.found))
     await work.run(recall.found)
     (config.data / MARK).unlink()
+
+
+async def _lives(_request: web.Request) -> web.Response:
+    return web.json_response({"status": "restoring"})
 
 
 async def _wait(recall: Recall, wanted: Collection[str]) -> None:

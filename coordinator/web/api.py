@@ -13,7 +13,7 @@ from coordinator.services.jobs import ports
 from coordinator.web import pagination as pages
 from coordinator.web.auth import costs, principal, public, shared
 from coordinator.web.documents import own_origin, read_document
-from coordinator.web.http import API, READY_S, answer, integer, read_body
+from coordinator.web.http import API, answer, integer, read_body
 from coordinator.web.once import RESOURCE
 from coordinator.web.parameters import Query
 from coordinator.web.route import Route
@@ -29,6 +29,7 @@ from protocol.rest.market import Market
 MAX_POINTS = 5_000  # Points or events in one answer: half a megabyte of JSON.
 MAX_AFTER = 10**15
 MAX_ANNOUNCEMENT = 2 << 20  # A relay's report of a megabyte in base64, and its signature.
+READY_S = 5.0
 CHOICES = 8  # Prices that the answer is chosen from, about.
 _JOBS, _JOB = f"{API}/jobs", f"{API}/jobs/{{job}}"
 _CHANGES = (403, 404, 409, 422, 503)

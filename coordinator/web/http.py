@@ -39,7 +39,6 @@ MAX_JSON_BYTES = 1 << 20  # A job with the largest config.json in use has 30 KB.
 CLOSED = 499  # As proxies write it down; nobody reads it.
 BODY_S = 60.0  # A document that takes longer is somebody holding a connection open.
 CHUNK_BYTES = 1 << 18
-READY_S = 5.0  # For the database to answer who asks whether it does.
 SHOULD_RETRY: Final = "x-should-retry"
 """Clients of OpenAI's API ask again after 408, 409, 429 and 5xx, unless this says false."""
 

@@ -114,7 +114,12 @@ async def test_a_job_that_the_backup_never_had_comes_back_from_those_who_tell_th
                     assert page.status == 503
                     assert "restored from a backup" in await page.text()
                     assert page.headers["Retry-After"]
-                    break
+                for path in ("/readyz", "/healthz"):
+                    async with http.get(url + path) as probe:
+                        assert (probe.status, await probe.json()) == (200, {"status": "restoring"}), (
+                            "nodes come in by it"
+                        )
+                break
             except aiohttp.ClientConnectionError:
                 assert not work.done(), work.exception()
                 await asyncio.sleep(0.02)

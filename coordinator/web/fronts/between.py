@@ -18,6 +18,7 @@ import msgspec
 from aiohttp import ClientError, ClientSession, ClientTimeout, web
 
 from common.clock import Clock
+from common.http_sessions import why as reason_of
 from coordinator.domain.cells import Cell, cell_of
 from coordinator.errors import CottageError, NotFoundError, UnavailableError
 from coordinator.services.core.leases import Leases
@@ -270,7 +271,7 @@ class BetweenCells:
                 data = await said.read() if said.status == 200 else None
                 why = f"answers {said.status}"
         except (ClientError, OSError, TimeoutError) as error:
-            data, why = None, f"does not answer ({error or type(error).__name__})"
+            data, why = None, f"does not answer ({reason_of(error)})"
         if data is None and number not in self._silent:
             LOG.warning("cell %d at %s %s: its nodes are not counted here until it does", number + 1, url, why)
         (self._silent.discard if data is not None else self._silent.add)(number)

@@ -22,15 +22,7 @@ from aiohttp.typedefs import Handler
 
 from common.untrusted_text import untrusted
 from common.urls import moved
-from coordinator.errors import (
-    CottageError,
-    ElsewhereError,
-    StoreAwayError,
-    StoreBusyError,
-    TooLargeError,
-    UnavailableError,
-)
-from coordinator.store.ports import Store
+from coordinator.errors import CottageError, ElsewhereError, TooLargeError, UnavailableError
 from coordinator.web.auth.gate import address_of
 from coordinator.web.auth.origin import SAFE_METHODS
 from coordinator.web.fronts.answering import ASK, NEWS
@@ -38,11 +30,11 @@ from coordinator.web.fronts.cell_lines import LinesToWork
 from coordinator.web.fronts.choosing import CellChoice
 from coordinator.web.fronts.directing import MAX_HELD, MAX_HELD_DOCUMENT, cell_in, way_of
 from coordinator.web.fronts.headers import FrontHeaders, end_to_end
-from coordinator.web.fronts.line import WAIT_S, CoordinatorAtWork
+from coordinator.web.fronts.line import WAIT_S, CoordinatorAtWork, while_at_work
 from coordinator.web.fronts.misdirected import MISDIRECTED
-from coordinator.web.fronts.node_lines import GONE, NodeLines
+from coordinator.web.fronts.node_lines import NodeLines
 from coordinator.web.fronts.seal import CELL, STANDS_BY, FrontSeal
-from coordinator.web.http import CLOSED, READY_S, WHOSE, answer, problem_answer, read_body, read_chunks, say_when
+from coordinator.web.http import CLOSED, WHOSE, answer, problem_answer, read_body, read_chunks, say_when
 from coordinator.web.monitoring.watchers import METRICS
 from coordinator.web.once import KEY
 from coordinator.web.signal import PATH
@@ -51,7 +43,6 @@ from protocol.rest.api import Problem
 
 AGAIN_S: Final = 2  # Whoever could not be led anywhere comes back then.
 PAUSE_S: Final = 0.1
-LATE_S: Final = 0.5  # An answer that was under way when somebody else took over may still come.
 MAX_OTHERS: Final = 2  # Cells that a request is led to after the first one.
 # What is the one at work's alone, though it is only read: its figures, and ways to sign in, which change something.
 _NOT_HERE: Final = (METRICS, "/sign-", "/account/identities")
@@ -81,17 +72,10 @@ class Leading:
     """What stands before every route of a front."""
 
     def __init__(
-        self,
-        lines: LinesToWork,
-        seal: FrontSeal,
-        headers: FrontHeaders,
-        nodes: NodeLines,
-        choice: CellChoice,
-        store: Store,
+        self, lines: LinesToWork, seal: FrontSeal, headers: FrontHeaders, nodes: NodeLines, choice: CellChoice
     ) -> None:
         """``nodes``: leads their connections. ``choice``: of cells for jobs that are not there yet."""
         self._lines, self._seal, self._headers, self._nodes, self._choice = lines, seal, headers, nodes, choice
-        self._store = store
 
     @web.middleware
     async def lead(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -106,7 +90,7 @@ class Leading:
             case "/healthz":
                 return answer({"status": "standby" if len(self._lines) == 1 else "ok"})
             case "/readyz":
-                return await self._ready(request)
+                return self._ready(request)
             case _ if request.path == PATH:
                 return await self._unless_nobody(request, self._nodes.lead(request))
         if request.method in SAFE_METHODS and self._lines.reads and not request.path.startswith(_NOT_HERE):
@@ -116,16 +100,9 @@ class Leading:
                 pass
         return await self._unless_nobody(request, self._answer(request))
 
-    async def _ready(self, request: web.Request) -> web.Response:
+    def _ready(self, request: web.Request) -> web.Response:
         cells = len(self._lines)
         if self._lines.is_ready:
-            try:
-                async with asyncio.timeout(READY_S), self._store.transaction():
-                    pass
-            except StoreBusyError:
-                pass  # It answers others.
-            except (StoreAwayError, TimeoutError):
-                return _not_now(request, "The database does not answer. Come back in a moment.")
             return answer(
                 {"status": "ready"} | ({"cells": f"{len(self._lines.reached)} of {cells}"} if cells > 1 else {})
             )
@@ -212,7 +189,7 @@ class Leading:
             timeout=ClientTimeout(total=None, sock_connect=2.0),
         )
         try:
-            found = await _while_there(at, sending)
+            found = await while_at_work(at, sending)
         except ClientConnectorError as error:
             raise _NotBegunError from error
         async with found:
@@ -264,22 +241,6 @@ async def _passed_on(request: web.Request, found: ClientResponse, at: Coordinato
 async def _close_after(at: CoordinatorAtWork, found: ClientResponse) -> None:
     await at.gone.wait()
     found.close()
-
-
-async def _while_there(at: CoordinatorAtWork, doing: Any) -> Any:
-    """What the one at work does; ClientError once it is not there, or not the one at work any more."""
-    task, gone = asyncio.ensure_future(doing), asyncio.ensure_future(at.gone.wait())
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            await asyncio.wait({task}, timeout=LATE_S)
-        if not task.done():
-            raise ClientError(GONE)
-        return task.result()
-    finally:
-        for one in (task, gone):
-            one.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 def _not_now(request: web.Request, why: str) -> web.Response:

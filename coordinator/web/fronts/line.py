@@ -24,7 +24,10 @@ SHARED_S = 0.25  # An answer that is no older is everybody's.
 # So many times as old as it took is an answer given while the next one is asked for, and never older: what takes a moment is new.
 OLD, OLDEST_S = 10.0, 3.0
 ASK_S = 10.0
+LATE_S = 0.5  # An answer that was under way when somebody else took over may still come.
 MAX_KEPT = 256
+
+GONE = "the coordinator stops: come back in a moment"
 
 LOG = logging.getLogger(__name__)
 
@@ -35,6 +38,22 @@ class CoordinatorAtWork:
 
     url: str
     gone: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+async def while_at_work(at: CoordinatorAtWork, doing: Awaitable[T]) -> T:
+    """What the one at work does; ClientError once it is not there, or not the one at work any more."""
+    task, gone = asyncio.ensure_future(doing), asyncio.ensure_future(at.gone.wait())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            await asyncio.wait({task}, timeout=LATE_S)
+        if not task.done():
+            raise ClientError(GONE)
+        return task.result()
+    finally:
+        for one in (task, gone):
+            one.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 @dataclass

@@ -24,7 +24,7 @@ from coordinator.web.auth.gate import address_of
 from coordinator.web.fronts.cell_lines import FIRST, LinesToWork
 from coordinator.web.fronts.choosing import NodeCells
 from coordinator.web.fronts.headers import FrontHeaders
-from coordinator.web.fronts.line import CoordinatorAtWork
+from coordinator.web.fronts.line import GONE, CoordinatorAtWork, while_at_work
 from coordinator.web.signal import (
     CLOSE_S,
     HELLO_S,
@@ -39,7 +39,6 @@ from coordinator.web.signal import (
 from protocol.codec import MessageError, encode
 from protocol.node import Challenge, Hello, Refused
 
-GONE = "the coordinator stops: come back in a moment"
 OTHER_VERSION = "this coordinator is of another version than what is stored here: come back in a moment"
 
 
@@ -119,14 +118,15 @@ class NodeLines:
     async def _connect(
         self, request: web.Request, at: CoordinatorAtWork, nonce: bytes | None = None
     ) -> ClientWebSocketResponse:
-        try:
-            return await self._lines.http.ws_connect(
-                moved(request.rel_url, at.url),
-                headers=self._headers.of_node(request, nonce),
-                max_msg_size=0,
-                heartbeat=20.0,
-                timeout=ClientWSTimeout(ws_close=CLOSE_S),
-            )
+        connecting = self._lines.http.ws_connect(
+            moved(request.rel_url, at.url),
+            headers=self._headers.of_node(request, nonce),
+            max_msg_size=0,
+            heartbeat=20.0,
+            timeout=ClientWSTimeout(ws_close=CLOSE_S),
+        )
+        try:  # One that is frozen takes a connection, and says nothing: whoever carries its cell by then does.
+            return await while_at_work(at, connecting)
         except WSServerHandshakeError as error:
             raise UnavailableError(f"the coordinator at work takes no connection now ({error.status})") from error
         except (ClientError, OSError, TimeoutError) as error:

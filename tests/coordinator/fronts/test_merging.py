@@ -2,7 +2,6 @@
 
 import asyncio
 from typing import Any
-from unittest.mock import ANY
 
 import aiohttp
 import msgspec
@@ -17,7 +16,7 @@ from protocol.rest.market import Day, Earned, Earnings, Health, HealthCheck, Lin
 from tests.coordinator.conftest import House, until
 from tests.coordinator.fakes import COORDINATOR
 from tests.coordinator.fronts.carriers import Carrier, doors_of, front
-from tests.support.databases import Postgres, needs_postgres
+from tests.support.databases import needs_postgres
 
 CELLS = 3
 NAMES = [letter * 40 for letter in "abcd"]
@@ -193,22 +192,6 @@ async def test_a_front_is_ready_while_any_cell_is_reached(
         assert (await get(url, "/readyz"))[0] == 200, "for as long as it lasts"
         carriers[1].door = ""
         await until(lambda: says(url, 503, None))
-
-
-@needs_postgres
-async def test_a_front_is_not_ready_while_the_database_is_away(
-    shared_config: Config, carriers: list[Carrier], postgres: Postgres
-) -> None:
-    async with front(shared_config, doors_of(carriers)) as url:
-        await until(lambda: says(url, 200, "3 of 3"))
-        postgres.kill()
-        try:
-            assert await get(url, "/readyz") == (503, ANY)
-            assert "database does not answer" in (await get(url, "/readyz"))[1]["detail"]
-            assert (await get(url, "/healthz"))[0] == 200
-        finally:
-            postgres.start()
-        await until(lambda: says(url, 200, "3 of 3"))
 
 
 async def says(url: str, status: int, cells: str | None) -> bool:

@@ -28,6 +28,7 @@ from tests.coordinator.fakes import profile
 from tests.coordinator.fronts.carriers import Carrier, all_carried, carried, doors_of, front, job_of
 from tests.coordinator.network.test_node_socket import closing, hello, refusal, welcomed
 from tests.support.databases import Postgres, needs_postgres
+from tests.support.wait import HANGS_S
 
 pytestmark = needs_postgres
 
@@ -291,6 +292,29 @@ async def test_with_one_cell_nothing_is_added_to_a_connection(shared_config: Con
         assert await closing(socket) == (4001, "any end")
     assert NONCE not in seen[0]
     assert FRONTS.is_on(seen[0])
+
+
+async def test_a_node_that_is_led_to_a_silent_carrier_is_let_go_once_another_one_is_at_work(
+    shared_config: Config,
+) -> None:
+    """A process that is frozen takes a connection, and says nothing until it wakes."""
+    carrier, came, over = Carrier(0), asyncio.Event(), asyncio.Event()
+
+    async def says_nothing(_request: web.Request) -> web.WebSocketResponse:
+        came.set()
+        await over.wait()
+        return web.WebSocketResponse()
+
+    carrier.socket = says_nothing
+    async with carrier.serves(), front(shared_config, doors_of([carrier])) as url, aiohttp.ClientSession() as http:
+        coming = asyncio.ensure_future(http.ws_connect(url + PATH))
+        await came.wait()
+        carrier.door = ""
+        try:
+            with pytest.raises(aiohttp.WSServerHandshakeError, match="503"):
+                await asyncio.wait_for(coming, HANGS_S / 2)
+        finally:
+            over.set()
 
 
 async def test_a_node_is_refused_in_words_that_it_understands(parted: Parted) -> None:
