@@ -266,6 +266,10 @@ class JobRestoration:
         runs = await self._tx.find(RunRecord, col(RunRecord.job).equals(name))
         if runs and job.state in LIVE:
             ahead = await self._ahead(runs[0].run)
+            if (
+                newest is None
+            ):  # What peers keep is of the backup's round: they have gone on since, and keep no older state.
+                ahead = msgspec.structs.replace(ahead, kept=(), moments=())
             if unknown:  # What was paid for them stays paid; the rest of the price is spread over what is left.
                 spent = await payable_work(self._tx, name)
                 ahead = msgspec.structs.replace(ahead, price_from=PriceFrom(job.tokens_done, spent))
