@@ -121,15 +121,15 @@ async def test_where_nodes_have_kept_little_or_nothing_the_books_are_those_of_th
     assert stored.paid <= stored.quote.price
 
 
-@pytest.mark.parametrize("away", [False, True])
-async def test_a_job_of_which_eighty_rounds_wait_for_looks_goes_on_where_any_of_its_nodes_is(
+@pytest.mark.parametrize("away", [pytest.param(False, marks=pytest.mark.long), True])
+async def test_a_job_of_which_seventy_rounds_wait_for_looks_goes_on_where_any_of_its_nodes_is(
     monkeypatch: pytest.MonkeyPatch, away: bool
 ) -> None:
     """Of more than sixty no entry was taken: all of them were in each, and a disaster went back to before they waited.
 
     Of those that keep them one comes back. ``away``: it had not been there for ten rounds.
     """
-    waiting, more = 80, 4
+    waiting, more = 70, 2
     # As many rounds wait where nodes are trusted, of whom less is drawn.
     monkeypatch.setattr(auditors, "MOST_LOOKS", 1_000)
     world = World(5, nodes=6, faults=0.0, operators=(6,), settings={"stall_seconds": 90.0})
