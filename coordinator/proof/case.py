@@ -10,6 +10,7 @@ from protocol.disputes import DisputeEvidence
 from protocol.evidence import RootOf, RoundEvidence
 from protocol.job.job import JobSpec
 from protocol.rest.federation import PrivacySpent
+from protocol.rest.ledger import RestoreView
 
 Verdict = Literal["pass", "fail", "note"]
 
@@ -65,6 +66,7 @@ class Published:
         spec: the job document.
         over, early: whether it has ended, so that all of its money must have moved; and whether before its time.
         wallets: payee -> its token account, for the payees of the evidence.
+        restores: of the coordinator from backups, oldest first, as it tells of them.
         privacy: what a federated job says that its budget was charged with; None: it has none.
         rate: of a deployment, whose rounds are periods of answers, the price of 10^15 operations; None: it trains.
     """
@@ -82,6 +84,7 @@ class Published:
     wallets: Mapping[str, str]
     rate: int | None = None
     privacy: PrivacySpent | None = None
+    restores: Sequence[RestoreView] = ()
 
 
 @dataclass(frozen=True)

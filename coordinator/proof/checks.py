@@ -7,7 +7,7 @@ import msgspec
 
 from coordinator.client.text import money
 from coordinator.domain import pricing
-from coordinator.proof import disputes, draws, privacy
+from coordinator.proof import disputes, draws, privacy, restores
 from coordinator.proof.case import Case, OnLedger, ProofFinding, Published
 from ledger.history import LedgerEvent
 from protocol.evidence import (
@@ -52,6 +52,7 @@ def findings(case: Case) -> Iterator[ProofFinding]:
     yield from disputes.check(case.ledger, case.published)
     yield from _pots(case.published) if case.published.rate is None else _periods(case.published, case.published.rate)
     yield from _payouts(case.ledger, case.published)
+    yield from restores.check(case.ledger, case.published)
 
 
 # --- the ledger alone ---------------------------------------------------------------------------------------------------
@@ -112,20 +113,24 @@ def _terms(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
 
 
 def _complete(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
-    """Every round on the ledger is published, every published round is on the ledger, and none is left out between."""
+    """Every round on the ledger is published, every published round is on the ledger, and none is left out between.
+
+    Rounds that were lost before a restore are on the ledger alone; ``restores.check`` says so.
+    """
+    lost = restores.lost_rounds(chain, said)
     here = {(one.epoch, one.round) for one in said.rounds}
     there = {_place(event) for event in chain.roots("commitments")}
     late = {
         (one.epoch, one.round) for one in said.rounds if any(memo.state in ("queued", "sent") for memo in one.memos)
     }
-    for what, missing in (("not published", there - here), ("not on the ledger", here - there - late)):
+    for what, missing in (("not published", there - here - lost), ("not on the ledger", here - there - late)):
         if missing:
             names = ", ".join(
                 f"round {number + 1} of epoch {epoch}" for epoch, number in sorted(missing, key=lambda p: p[::-1])
             )
             yield _fail("every round", "job", f"{what}: {names}", f"memos of {chain.coordinator}")
             return
-    numbers = {number for _, number in here}
+    numbers = {number for _, number in here | lost}
     gaps = sorted(set(range(max(numbers, default=-1) + 1)) - numbers)
     detail = f"{len(here)} rounds, each with its memo" if not gaps else f"round {gaps[0] + 1} is missing between others"
     yield _judge("every round", "job", not gaps, detail, f"memos of {chain.coordinator}")
@@ -233,8 +238,8 @@ def _pots(said: Published) -> Iterator[ProofFinding]:
     """The rounds' pots are what their tokens are worth at the job's price."""
     ordered = sorted(said.rounds, key=lambda one: (one.round, one.epoch))
     again = len({one.round for one in ordered}) < len(ordered)
-    total = sum(one.terms.pot for one in ordered)
-    if not again:
+    # Where rounds are done again, or what they were paid is all that is known, pots spread what is left of the price.
+    if not again and not restores.unknown(said):
         done = 0
         for one in ordered:
             worth = pricing.pot(said.price, done, done + one.terms.tokens, said.tokens_total)
@@ -243,8 +248,23 @@ def _pots(said: Published) -> Iterator[ProofFinding]:
                 detail = f"the pot is {money(one.terms.pot)}, its {one.terms.tokens:,} tokens are worth {money(worth)}"
                 yield _fail("price", _name(one), detail, f"the price {money(said.price)}")
                 return
-    detail = f"pots of {len(ordered)} rounds make {money(total)} of the price {money(said.price)}"
-    yield _judge("price", "job", total <= said.price, detail, "pots, tokens and the price of the quote")
+    yield _within(said, "rounds", "pots, tokens and the price of the quote", "price")
+
+
+def _within(said: Published, parts: str, used: str, limit: str) -> ProofFinding:
+    """All pots together stay within the price; ``parts``, ``limit``: what this kind of job calls its rounds and its price.
+
+    Beside what was paid before a restore only shares count that are or may be paid: what was rejected of a pot was free again
+    for rounds after it.
+    """
+    unknown = sum(restores.unknown(said).values())
+    what, total, more = "pots", sum(one.terms.pot for one in said.rounds), ""
+    if unknown:
+        payable = [share for one in said.rounds for share in one.shares if share.state in ("pending", "verified")]
+        what, total = "shares", sum(share.amount for share in payable) + unknown
+        more = ", with what was paid before a restore,"
+    detail = f"{what} of {len(said.rounds)} {parts} make {money(total)}{more} of the {limit} {money(said.price)}"
+    return _judge("price", "job", total <= said.price, detail, used)
 
 
 def _periods(said: Published, rate: int) -> Iterator[ProofFinding]:
@@ -255,15 +275,17 @@ def _periods(said: Published, rate: int) -> Iterator[ProofFinding]:
             detail = f"the pot is {money(one.terms.pot)}, its operations are worth {money(worth)}"
             yield _fail("price", _name(one), detail, f"{money(rate)} for 10^15 operations")
             return
-    total = sum(one.terms.pot for one in said.rounds)
-    detail = f"pots of {len(said.rounds)} periods make {money(total)} of the budget {money(said.price)}"
-    yield _judge("price", "job", total <= said.price, detail, f"operations at {money(rate)} for 10^15")
+    yield _within(said, "periods", f"operations at {money(rate)} for 10^15", "budget")
     yield _note("answers", "job", "the coordinator drew some again, which the ledger does not show", "nothing")
 
 
 def _payouts(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
-    """Everybody was paid what its verified shares sum to: no more at any time, no less in the end, and nobody else."""
-    due: dict[str, int] = defaultdict(int)
+    """Everybody was paid what its verified shares sum to: no more at any time, no less in the end, and nobody else.
+
+    To them comes what had been paid before a restore, of which ``restores.check`` says that nobody can know what it was for.
+    """
+    unknown = restores.unknown(said)
+    due: defaultdict[str, int] = defaultdict(int, unknown)
     for one in said.rounds:
         for share in one.shares:
             if share.state == "verified":
@@ -273,7 +295,9 @@ def _payouts(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
     for payee, owed in sorted(due.items()):
         got = paid.pop(said.wallets[payee], 0)
         if not fits(got, owed):
-            yield _fail("payouts", payee, f"paid {money(got)}, verified {money(owed)}", "paid events and shares")
+            before = f" and {money(unknown[payee])} before a restore" if payee in unknown else ""
+            detail = f"paid {money(got)}, verified {money(owed - unknown.get(payee, 0))}{before}"
+            yield _fail("payouts", payee, detail, "paid events and shares")
             return
     strangers = {account: amount for account, amount in paid.items() if amount}
     if strangers:
@@ -282,7 +306,9 @@ def _payouts(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
             "payouts", account, f"{money(amount)} went to an account that has no share", "paid events and shares"
         )
         return
-    detail = f"{len(due)} payees got {money(int(chain.escrow.paid))} for {money(sum(due.values()))} of verified shares"
+    known = sum(due.values()) - sum(unknown.values())
+    detail = f"{len(due)} payees got {money(int(chain.escrow.paid))} for {money(known)} of verified shares"
+    detail += f" and {money(sum(unknown.values()))} before a restore" if unknown else ""
     yield _judge("payouts", "job", True, detail, "the escrow's table of payees and the shares")
     if said.over:
         rest = int(chain.escrow.balance)

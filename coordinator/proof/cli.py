@@ -1,7 +1,8 @@
 """``cottage ledger check``: is what a coordinator says of a job true?
 
 Exit status: 0 everything holds; 1 an untruth was found; 2 wrong use; 3 the ledger or the coordinator does not answer, knows no
-such job, or does not show it to whoever asks.
+such job, or does not show it to whoever asks; 4 nothing untrue was found, but records were lost before a restore of the
+coordinator, so not everything could be checked.
 """
 
 import argparse
@@ -23,12 +24,14 @@ from coordinator.proof import privacy
 from coordinator.proof.case import ProofFinding
 from coordinator.proof.checks import failed, findings
 from coordinator.proof.gather import gather
+from coordinator.proof.restores import unchecked
 from ledger.addresses import job_id
 from ledger.errors import AddressError, LedgerError
 
-EXIT_UNTRUE, EXIT_USAGE, EXIT_UNREACHABLE = 1, 2, 3
+EXIT_UNTRUE, EXIT_USAGE, EXIT_UNREACHABLE, EXIT_UNCHECKED = 1, 2, 3, 4
 TRIES = 3  # A job that is running moves on between two questions: what fails once is asked again.
 RETRY_S = 1.0
+NOT_ALL = "Not everything could be checked: the coordinator was restored, and the notes say what is missing."
 _MARKS = {"pass": ("✓ pass", "green"), "fail": ("✗ FAIL", "bold red"), "note": ("· note", "yellow")}
 
 
@@ -52,7 +55,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         say_json(shown, indent=2)
     else:
         _print(job, shown)
-    return EXIT_UNTRUE if failed(found) else 0
+    if failed(found):
+        return EXIT_UNTRUE
+    return EXIT_UNCHECKED if unchecked(found) else 0
 
 
 async def check(job: str, options: argparse.Namespace) -> list[ProofFinding]:
@@ -85,7 +90,8 @@ def parser() -> argparse.ArgumentParser:
     server = os.environ.get(SERVER_VARIABLE, DEFAULT_SERVER)
     parser = argparse.ArgumentParser(
         prog="cottage ledger check",
-        description="Recompute a job from the ledger: draws, Merkle proofs, shares and sums. Exit status 1 on an untruth.",
+        description="Recompute a job from the ledger: draws, Merkle proofs, shares and sums. Exit status 1 on an untruth, "
+        "4 where records were lost before a restore.",
     )
     parser.add_argument("job", help="the job's id, 32 hexadecimal digits")
     parser.add_argument(
@@ -128,6 +134,8 @@ def _print(job: str, found: Sequence[ProofFinding]) -> None:
                 f"Not true: {untrue[0].check} of {untrue[0].subject}. {count} checks held before it.", style="bold red"
             )
         )
+    elif unchecked(found):
+        out.print(Text(f"{count} checks hold. {NOT_ALL}", style="yellow"))
     else:
         out.print(f"{count} checks hold.")
 

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 from coordinator.domain.audits import dispute as rules
 from coordinator.domain.audits.dispute import Dispute
+from coordinator.proof import restores
 from coordinator.proof.case import OnLedger, ProofFinding, Published
 from protocol.disputes import DisputeEvidence, digest_of
 
@@ -17,6 +18,11 @@ def check(chain: OnLedger, said: Published) -> Iterator[ProofFinding]:
     }
     published = {one.audit: one for one in said.disputes}
     hidden = sorted(set(ruled) - set(published))
+    lost = [audit for audit in hidden if restores.is_lost(ruled[audit], said)]
+    for audit in lost:
+        detail = "the record of this dispute was lost before a restore, so it cannot be checked any more"
+        yield ProofFinding(restores.RESTORE, f"audit {audit}", "note", detail, "ruled memos")
+    hidden = [audit for audit in hidden if audit not in lost]
     if hidden:
         yield ProofFinding(
             "dispute", f"audit {hidden[0]}", "fail", "it is on the ledger and not published", "ruled memos"

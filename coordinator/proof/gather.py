@@ -43,6 +43,7 @@ async def gather(
         rounds = [found for number in numbers for found in await client.evidence(job, number)]
     config = LedgerConfig(rpc or books.rpc, program or books.program, mint or books.mint)
     payees = {share.payout for one in rounds for share in one.shares}
+    payees |= {payout.payee for restore in books.restores for payout in restore.payouts}
     async with await Ledger.connect(config) as ledger:
         wallets = {payee: ledger.wallet(payee) for payee in sorted(payees)}
     said = Published(
@@ -59,6 +60,7 @@ async def gather(
         wallets=wallets,
         rate=None if view.spec.trains else view.quote.rate,
         privacy=None if view.federation is None else view.federation.privacy,
+        restores=books.restores,
     )
     slots = sorted({one.draw.after for one in rounds if one.draw is not None})
     return Case(await on_ledger(config, job, view.submitter, slots), said)

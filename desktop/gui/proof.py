@@ -13,7 +13,9 @@ from desktop.gui.model import plain, read
 
 PATIENCE_S = 180  # A job of some hundred rounds takes one; the ledger's endpoint is asked for each of them.
 MAX_BYTES = 8 << 20
-EXIT_UNTRUE, EXIT_UNREACHABLE = 1, 3
+EXIT_UNTRUE, EXIT_UNREACHABLE, EXIT_UNCHECKED = 1, 3, 4
+RESTORE = "restore"
+MAX_NAMED = 4  # Of what was lost; the command names all of it.
 _COMMAND = ("cottage", "ledger", "check")
 
 
@@ -88,7 +90,7 @@ class ProofCheck(QObject):
         errors = bytes(self._process.readAllStandardError().data()).decode("utf-8", "replace").strip()
         if status is QProcess.ExitStatus.CrashExit:
             self._tell(self.tr("The check ended without a word."))
-        elif code in (0, EXIT_UNTRUE):
+        elif code in (0, EXIT_UNTRUE, EXIT_UNCHECKED):
             self._tell(self._found(bytes(self._out), code))
         else:
             last = plain(errors.splitlines()[-1] if errors else "", 300)
@@ -106,6 +108,11 @@ class ProofCheck(QObject):
             return self.tr("✕ Not true: {0}. The ledger shows something else than the coordinator says.").format(what)
         if code == EXIT_UNTRUE or not held:
             return self.tr("What the check says cannot be understood: is it of another version?")
+        missing = [one for one in verdicts if (one.check, one.verdict) == (RESTORE, "note")]
+        if missing or code == EXIT_UNCHECKED:
+            what = "; ".join(f"{plain(one.subject, 60)}: {plain(one.detail, 200)}" for one in missing[:MAX_NAMED])
+            text = self.tr("{0} checks hold. Not everything could be checked, since the coordinator was restored.")
+            return text.format(held) + f" {what}".rstrip()
         text = self.tr("✓ {0} checks hold: the ledger shows what the coordinator says of this job.").format(held)
         if notes:
             text += " " + self.tr("{0} more cannot be seen on the ledger alone; the command names them.").format(notes)

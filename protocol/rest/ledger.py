@@ -8,7 +8,7 @@ from typing import Literal
 import msgspec
 
 from common.untrusted_text import Untrusted, View
-from protocol.ids import Digest, JobId, NodeAddress
+from protocol.ids import Count, Digest, JobId, NodeAddress
 from protocol.rest.api import AuditView, NodeView
 
 EntryKind = Literal["fund", "accept", "event", "settle", "promise", "refund", "slash", "verdict", "table"]
@@ -99,8 +99,25 @@ class NodeAccount(View, frozen=True):
     payouts: tuple[LedgerEntry, ...]
 
 
+class RestoredPayout(View, frozen=True):
+    """What a payee had been paid before a restore, for rounds that the coordinator has no records of any more."""
+
+    payee: NodeAddress
+    amount: Count
+
+
+class RestoreView(View, frozen=True):
+    """A restore of the coordinator from a backup. ``payouts``: what no known round accounts for, by payee."""
+
+    time: float
+    payouts: tuple[RestoredPayout, ...]
+
+
 class JobLedger(View, frozen=True):
-    """A job's escrow as the ledger has it beside what the coordinator's books say. ``on_chain``: whether the ledger answered."""
+    """A job's escrow as the ledger has it beside what the coordinator's books say. ``on_chain``: whether the ledger answered.
+
+    ``restores``: oldest first.
+    """
 
     job: JobId
     escrow: str
@@ -111,6 +128,7 @@ class JobLedger(View, frozen=True):
     rpc: str
     on_chain: bool
     totals: LedgerTotals
+    restores: tuple[RestoreView, ...] = ()
 
 
 class PromisedAmount(msgspec.Struct, frozen=True):

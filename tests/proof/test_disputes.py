@@ -15,10 +15,12 @@ from coordinator.proof.case import Case
 from coordinator.proof.checks import failed, findings
 from coordinator.proof.disputes import played
 from coordinator.proof.gather import gather
+from coordinator.proof.restores import GRACE_S, unchecked
 from ledger.addresses import audit_bytes, audit_of
 from ledger.money import Amount
 from ledger.program.layout import Ruling
 from protocol.disputes import DisputeEvidence, DisputeView, digest_of
+from protocol.rest.ledger import RestoreView
 from protocol.task import StepChallenge
 from tests.proof.town import MAX_TURNS, OVER, Town, town
 from tests.sim.world import SimNode
@@ -125,6 +127,17 @@ def forged(case: Case, change: Change | None, sign: bool) -> Case:
                 fields = {"winner": told[0].winner or "nobody", "evidence": digest_of(told[0])}
                 events[place] = replace(event, fields={**event.fields, **fields})
     return Case(replace(case.ledger, events=events), replace(case.published, disputes=[*told, *rest]))
+
+
+async def test_a_dispute_whose_record_was_lost_before_a_restore_is_a_remark(case: Case) -> None:
+    assert case.published is not None
+    audits = {f"audit {one.audit}" for one in case.published.disputes}
+    last = max(event.time for event in case.ledger.events)
+    for time, excused in ((last, True), (min(event.time for event in case.ledger.events) - GRACE_S - 1, False)):
+        restored = replace(case.published, disputes=(), restores=(RestoreView(time, ()),))
+        found = list(findings(Case(case.ledger, restored)))
+        assert [one.check for one in failed(found) if one.check == "dispute"] == ([] if excused else ["dispute"])
+        assert {one.subject for one in unchecked(found)} == (audits if excused else set())
 
 
 def _fields(**fields: Any) -> Change:

@@ -4,6 +4,7 @@ Nothing waits for a clock, so a job of four rounds, from its escrow to its refun
 """
 
 import asyncio
+import os
 import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
@@ -15,14 +16,16 @@ import msgspec
 from aiohttp import web
 
 from coordinator.app import add_interface
-from coordinator.assembly import assemble
+from coordinator.assembly import CoordinatorParts, assemble
 from coordinator.config import Config
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.artifacts.dataset_checks import DatasetChecks, Inspector
 from coordinator.services.artifacts.disk_artifacts import DiskArtifacts
 from coordinator.services.artifacts.models import ModelWorkshop
 from coordinator.services.artifacts.uploads import UploadService
+from coordinator.services.core.context import Context
 from coordinator.services.payments.chain import LedgerChain
+from coordinator.services.recovery.catching_up import CatchingUp
 from coordinator.store.memory import MemoryStore
 from coordinator.web.auth import Auth
 from ledger.client import Ledger, LedgerConfig
@@ -58,8 +61,9 @@ class Town:
         self, ledger: Ledger, rpc: str, clock: SimClock, folder: Path, special: Mapping[int, Any], audits: int
     ) -> None:
         self.ledger, self.rpc, self.clock, self.url = ledger, rpc, clock, ""
+        self.pages: list[web.AppRunner] = []
         self.peers = Peers()
-        config = Config(
+        self._config = Config(
             data=folder,
             ledger_url=rpc,
             start_grace_seconds=1.0,
@@ -70,25 +74,40 @@ class Town:
             min_stake=1,
             audits_per_round=audits,
         )
-        chain = LedgerChain(ledger, rpc, COORDINATOR_SEED, WALLET_SEED, COORDINATOR)
-        store = MemoryStore()
-        self.parts = assemble(
-            config,
-            clock,
+        self.store = MemoryStore()
+        self.parts = self._assemble(self.store)
+        self.sums = SimSums()
+        self.nodes = [SimNode(cast(World, self), number, **special.get(number, {})) for number in range(1, 6)]
+
+    def _assemble(self, store: MemoryStore) -> CoordinatorParts:
+        return assemble(
+            self._config,
+            self.clock,
             store,
-            chain,
+            self._chain(),
             cast(ModelWorkshop, FakeModels()),
             cast(ArtifactStore, FakeArtifacts()),
             COORDINATOR,
             WALLET,
             judge=ScriptedJudge(),
-            deliveries=AllDelivered(store, clock),
+            deliveries=AllDelivered(store, self.clock),
         )
-        self.sums = SimSums()
-        self.nodes = [SimNode(cast(World, self), number, **special.get(number, {})) for number in range(1, 6)]
 
-    async def serve(self, folder: Path) -> web.AppRunner:
-        """Answer on a port of its own."""
+    def _chain(self) -> LedgerChain:
+        return LedgerChain(self.ledger, self.rpc, COORDINATOR_SEED, WALLET_SEED, COORDINATOR)
+
+    async def restore(self, backup: MemoryStore) -> None:
+        """Another coordinator begins from a backup and the ledger alone; what nodes keep nobody asks for. ``serve`` it anew."""
+        for node in self.nodes:
+            node.cut()
+        self.clock.t += 60.0
+        context = Context(self._config, self.clock, backup, os.urandom)
+        await CatchingUp(context, self._chain(), cast(ArtifactStore, FakeArtifacts())).run({})
+        self.store, self.parts = backup, self._assemble(backup)
+        await self.parts.recover()
+
+    async def serve(self, folder: Path) -> None:
+        """Answer on a port of its own, until ``pages`` are cleaned up."""
         app = web.Application()
         artifacts = DiskArtifacts(folder / "artifacts")
         uploads = UploadService(folder / "uploads", artifacts)
@@ -100,7 +119,7 @@ class Town:
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.url = "http://{}:{}".format(*runner.addresses[0][:2])
-        return runner
+        self.pages.append(runner)
 
     async def submit(self, name: str = "a small job", document: JobSpec | None = None, **training: int) -> str:
         """Submit a job, a small one or that of a ``document``, and fund it from the test wallet; returns its id."""
@@ -176,10 +195,11 @@ async def town(folder: Path, special: Mapping[int, Any] | None = None, audits: i
             made = Town(ledger, rpc, clock, folder, special or {}, audits)
             for node in made.nodes:
                 await made.stake(node)
-            pages = await made.serve(folder)
+            await made.serve(folder)
             try:
                 yield made
             finally:
-                await pages.cleanup()
+                for pages in made.pages:
+                    await pages.cleanup()
     finally:
         await runner.cleanup()

@@ -13,6 +13,7 @@ from coordinator.services.network.nodes import Nodes
 from coordinator.services.recovery.catching_up import CatchingUp
 from coordinator.services.recovery.job_records import RecordsSeal
 from coordinator.services.recovery.recall import NobodysLeases, Recall
+from coordinator.services.views.restores import restores_of
 from coordinator.store.memory import MemoryStore
 from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
 from protocol.codec import decode
@@ -27,11 +28,11 @@ A_ROUND = 1024  # Tokens: two steps of two replicas.
 ROUNDS, BACKUP, DISASTER = 24, 3, 19
 
 
-def backup_of(world: World) -> MemoryStore:
+def backup_of(store: MemoryStore) -> MemoryStore:
     """The database as it is now, and nothing that comes after."""
     made = MemoryStore()
-    made._rows = {kind: dict(rows) for kind, rows in world.records._rows.items()}
-    made._numbers = dict(world.records._numbers)
+    made._rows = {kind: dict(rows) for kind, rows in store._rows.items()}
+    made._numbers = dict(store._numbers)
     return made
 
 
@@ -71,7 +72,7 @@ async def disaster(seed: int, nodes: int = 5, kept: int = ROUNDS) -> tuple[World
     await gather_nodes(world)
     job = await submit(world, 2, 2, spec(2, 2, tokens=ROUNDS * A_ROUND))
     await until_rounds(world, job, BACKUP)
-    backup = backup_of(world)
+    backup = backup_of(world.records)
     await until_rounds(world, job, DISASTER)
     for _ in range(world.chance.randrange(300)):
         await world.turn()
@@ -117,8 +118,23 @@ async def test_where_nodes_have_kept_little_or_nothing_the_books_are_those_of_th
     assert not paid - known, "whatever the ledger has paid is in the books"
     stored = await to_the_end(world, job)
     await check(world, job, stored)
+    await published_as_paid(world, job)
     assert stored.state is JobState.SETTLED
     assert stored.paid <= stored.quote.price
+
+
+async def published_as_paid(world: World, job: str) -> None:
+    """Shares of published rounds and what restores are said to have found paid make what the ledger has paid, by payee."""
+    async with world.records.transaction() as tx:
+        (restore,) = await restores_of(tx, job)
+    rounds = {(r.epoch, r.number) for r in await read(world, RoundRecord, job) if r.state == "complete"}
+    told: Counter[str] = Counter()
+    for payout in restore.payouts:
+        told[payout.payee] += payout.amount
+    for commit in await read(world, CommitRecord, job):
+        if commit.state == "verified" and (commit.epoch, commit.round) in rounds:
+            told[commit.payout] += commit.amount
+    assert +told == +Counter(world.chain.escrows[job].paid)
 
 
 @pytest.mark.parametrize("away", [pytest.param(False, marks=pytest.mark.long), True])
@@ -138,7 +154,7 @@ async def test_a_job_of_which_seventy_rounds_wait_for_looks_goes_on_where_any_of
     auditor = world.nodes[5]
     job = await submit(world, 2, 2, spec(2, 2, tokens=(waiting + more) * A_ROUND))
     await until_rounds(world, job, BACKUP)
-    backup = backup_of(world)
+    backup = backup_of(world.records)
     world._leave(auditor)
     auditor.forget()
     auditor.up, auditor.away_until = False, float("inf")

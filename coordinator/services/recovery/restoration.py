@@ -40,6 +40,7 @@ from protocol.node import NodeProfile
 
 EPOCHS, FENCES = 10_000, 1_000_000  # Ahead: more than a job makes in all its life.
 SETTLED_SINCE = "its money was settled after the backup that this coordinator was restored from"
+RECEIPT = "restored:"  # How keys of rows begin that stand for what was paid since the backup.
 PAID_SINCE = "paid after the backup that this coordinator was restored from; what for is on the ledger"
 _UNKNOWN = NodeProfile(untrusted(""), untrusted("not known any more"), "cpu", 1, 0.0, "", "process")
 
@@ -196,11 +197,11 @@ class JobRestoration:
         left: Mapping[str, int],
     ) -> None:
         total = sum_of(covered) + sum(left.values())
-        number = sum(row.key.startswith(f"restored:{job}:") for row in rows.values())
+        number = sum(row.key.startswith(f"{RECEIPT}{job}:") for row in rows.values())
         payees = {*left, *(commit.payout for commit in covered)}
         row = await self._tx.insert(
             OutboxRecord(
-                f"restored:{job}:{number}",
+                f"{RECEIPT}{job}:{number}",
                 job,
                 "settle",
                 {payee: self._ledger.paid[payee] for payee in sorted(payees)},

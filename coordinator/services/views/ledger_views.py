@@ -20,6 +20,7 @@ from coordinator.services.payments import tallies
 from coordinator.services.payments.chain import ChainPort
 from coordinator.services.payments.promises import PromiseService
 from coordinator.services.views import resources
+from coordinator.services.views.restores import restores_of
 from coordinator.store.ports import Condition, Place, Scalar, Transaction, col
 from coordinator.store.records import CommitRecord, DisputeRecord, NodeRecord, OutboxKind, OutboxRecord, RoundRecord
 from ledger.errors import LedgerError
@@ -114,6 +115,7 @@ class BookService:
                 col(OutboxRecord.job).equals(job),
                 col(OutboxRecord.state).equals("confirmed"),
             )
+            restores = await restores_of(tx, job)
         moved = {str(kind): amount for (kind,), (_, amount) in of_kind.items()}
         state = await self._escrow(stored)
         slashed = moved.get("slash", 0)
@@ -136,6 +138,7 @@ class BookService:
                 slashed=slashed,
                 difference=int(state.deposited - state.paid - state.refunded - state.balance),
             ),
+            restores=restores,
         )
 
     async def node(self, node: str) -> ledger.NodeAccount:

@@ -71,6 +71,15 @@ def test_what_holds_is_said_with_what_the_ledger_alone_does_not_show(app: QAppli
     )
 
 
+def test_what_was_lost_before_a_restore_is_named_and_not_called_checked(app: QApplication) -> None:
+    lost = {**NOTE, "check": "restore", "subject": "somebody", "detail": "¤ 1 was paid before a restore"}
+    for code in (0, 4):
+        assert Asked(*program(json.dumps([*HELD, lost]), code)).run() == (
+            "2 checks hold. Not everything could be checked, since the coordinator was restored. "
+            "somebody: ¤ 1 was paid before a restore"
+        )
+
+
 def test_an_untruth_is_named(app: QApplication) -> None:
     said = Asked(*program(json.dumps([*HELD, FALSE]), 1)).run()
     assert said.startswith("✕ Not true: shares, round 2: 7 instead of 5.")
