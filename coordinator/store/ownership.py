@@ -32,7 +32,7 @@ from sqlalchemy.pool import NullPool
 from common.clock import Clock
 from common.urls import parse_url
 from coordinator.domain.cells import WHOLE, Cell
-from coordinator.errors import StoreAwayError, StoreError
+from coordinator.errors import ReplacedError, StoreAwayError, StoreError
 from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.owner_rows import CALLED, OwnerRow, OwnerRows, table_of
 from coordinator.store.statement_line import StatementLine
@@ -180,10 +180,10 @@ class Ownership:
         """See at the beginning of a transaction that this is the owner, and stay it until its end.
 
         Raises:
-            StoreAwayError: it is not, any more.
+            ReplacedError: it is not, any more.
         """
         if await connection.scalar(self._said(_CHECK)) != self.fence:
-            raise StoreAwayError("another coordinator has taken over")
+            raise ReplacedError("another coordinator has taken over")
 
     def open_door(self, url: str, anywhere: bool) -> None:
         """Let those that wait know with the next beat where this one serves, now that it does.
