@@ -53,12 +53,17 @@ async def carried(config: Config, number: int = 1) -> AsyncIterator[Ownership]:
 async def comes(config: Config, look: Look) -> None:
     """One more, that is to end by itself before it has served or taken anything."""
     served: list[str] = []
+    stopping = asyncio.Event()
+
+    def serves(what: str) -> None:
+        served.append(what)
+        stopping.set()
 
     async def work(work: CellWork) -> None:
-        served.append(f"cell {work.cell.number}")
+        serves(f"cell {work.cell.number}")
 
     try:
-        await asyncio.wait_for(serve_cells(config, served.append, asyncio.Event(), work, look), HANGS_S)
+        await asyncio.wait_for(serve_cells(config, serves, stopping, work, look), HANGS_S)
     finally:
         assert served == []
 
