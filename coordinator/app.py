@@ -22,6 +22,7 @@ from coordinator.config import Config
 from coordinator.domain.cells import WHOLE, Cell
 from coordinator.errors import StoreError
 from coordinator.own_door import warn_of_door
+from coordinator.own_ledger import place_of
 from coordinator.ownauditor import OwnAuditor, lacks
 from coordinator.services.accounts.budgets import Budgets
 from coordinator.services.arrays.published_images import PublishedImages
@@ -51,7 +52,7 @@ from coordinator.web.fronts.seal import FrontSeal
 from coordinator.web.monitoring.requests import measured, show_metrics
 from coordinator.web.services import Services
 from coordinator.web.signal import NodeSocket
-from ledger.client import Ledger, LedgerConfig
+from ledger.client import Ledger
 from ledger.errors import LedgerError
 from ledger.money import Amount
 from protocol.identity import NodeKey
@@ -83,9 +84,9 @@ async def build(
     key = NodeKey.load_or_generate(config.data / "coordinator.key")
     wallet = NodeKey.load_or_generate(config.data / "test-wallet.key")
     async with AsyncExitStack() as stack:
-        ledger = await stack.enter_async_context(
-            await Ledger.connect(LedgerConfig(config.ledger_url, config.ledger_program, config.ledger_mint))
-        )
+        ledger = await stack.enter_async_context(await Ledger.connect(place_of(config)))
+        if ownership is not None:
+            ownership.ledger = await ledger.identity()
         has_wallet = config.test_wallet and await _fill(ledger, key.address, wallet.address)
         chain = LedgerChain(ledger, config.ledger_url, key.seed, wallet.seed, key.address)
         cell = WHOLE if beside is None else beside.cell

@@ -8,7 +8,7 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -23,9 +23,10 @@ from common.urls import url_of
 from coordinator import standby
 from coordinator.config import Config
 from coordinator.domain.cells import Cell, CellState
-from coordinator.errors import StoreAwayError, StoreError
+from coordinator.errors import ReplacedError, StoreAwayError, StoreError
 from coordinator.front import front_of
 from coordinator.own_door import check_door
+from coordinator.own_ledger import ledger_of
 from coordinator.store.faults import passes
 from coordinator.store.owner_rows import OwnerRows
 from coordinator.store.ownership import Ownership
@@ -95,25 +96,36 @@ class CellWork:
 Work = Callable[[CellWork], Coroutine[Any, Any, None]]
 
 
-async def serve_cells(config: Config, ready: Callable[[str], None], stopping: asyncio.Event, work: Work) -> None:
+async def serve_cells(
+    config: Config,
+    ready: Callable[[str], None],
+    stopping: asyncio.Event,
+    work: Work,
+    look: Callable[[Config], Awaitable[str]] = ledger_of,
+) -> None:
     """Serve until ``stopping`` is set.
 
     Args:
         ready: called with the base address once it serves.
         work: be the coordinator of a cell.
+        look: at the ledger: it can be used, and this is its identity.
     Raises:
         SettingError: others would not reach this one.
-        StoreError: the database cannot be used, or others carry it in other cells, with another key or other files.
+        StoreError: the database cannot be used, or others carry it in other cells, with another key, files or ledger.
         LedgerError: the ledger cannot be used.
         KeyFileError: the coordinator's key cannot be read.
     """
     make_folder(config.data)
     await check_door(config, stopping)
+    ledger = await look(config)
     clock, key = SystemClock(), NodeKey.load_or_generate(config.data / "coordinator.key")
     async with AsyncExitStack() as stack:
         cells = [Cell(number, config.cells) for number in range(config.cells)]
         rows = OwnerRows(config.database, clock, cells, LOOK_S / 2)
         at_work = CellsAtWork([await stack.enter_async_context(_owner(config, clock, one, rows)) for one in cells])
+        for owner in at_work.owners:
+            owner.ledger = ledger
+        await _compared(at_work.owners, stopping)
         processes = await Processes.open(config.database, clock, config.cells)
         stack.push_async_callback(processes.close)
         await stack.enter_async_context(_front(config, clock, at_work, key, ready))
@@ -133,6 +145,21 @@ async def _owner(config: Config, clock: Clock, cell: Cell, rows: OwnerRows) -> A
     async with standby.ownership_of(config, clock, cell, rows) as ownership:
         assert ownership is not None
         yield ownership
+
+
+async def _compared(owners: Sequence[Ownership], stopping: asyncio.Event) -> None:
+    """Before it serves or takes anything: wait until it is known of all that live whether this one may work beside them.
+
+    Raises:
+        StoreError: it may not.
+    """
+    with suppress(StoreAwayError):  # What follows waits for the database, and says so.
+        while not stopping.is_set():
+            for owner in owners:
+                await owner.take(may=False)
+            if not any(owner.is_unknown for owner in owners):
+                return
+            await asyncio.sleep(LOOK_S / 2)
 
 
 @asynccontextmanager
@@ -170,7 +197,8 @@ async def _carry(
                     raise
                 # What it has worked with is away for a while. Were it to end, so would its other cells, and whoever comes next.
                 said = error.cause if isinstance(error, StoreAwayError) else error
-                LOG.error("cell %d of %d cannot be carried now: %s", number + 1, owner.cell.of, said)
+                level = logging.INFO if isinstance(error, ReplacedError) else logging.ERROR
+                LOG.log(level, "cell %d of %d cannot be carried now: %s", number + 1, owner.cell.of, said)
                 processes.failed()
             finally:
                 processes.gave(number)

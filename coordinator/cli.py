@@ -36,6 +36,7 @@ from coordinator.settings import (
     SettingError,
     add_identity,
     add_retention,
+    cells_of,
     database_of,
     identity_of,
     public_url,
@@ -134,7 +135,7 @@ def _config(options: argparse.Namespace) -> Config:
         port=options.port,
         reachable_at=options.reachable_at,
         database_url=(database := database_of(options)),
-        cells=_cells(options, database),
+        cells=cells_of(options, database),
         store=options.store,
         store_gigabytes=options.store_gigabytes,
         store_cache_gigabytes=options.store_cache_gigabytes,
@@ -177,15 +178,6 @@ def _config(options: argparse.Namespace) -> Config:
     )
 
 
-def _cells(options: argparse.Namespace, database: str | None) -> int:
-    cells: int = options.cells
-    if cells > 1 and (database is None or not database.startswith("postgresql")):
-        raise SettingError(
-            f"--cells {cells} needs --database-url with a PostgreSQL: several coordinators cannot share a file of SQLite"
-        )
-    return cells
-
-
 def _number_of_cells(text: str) -> int:
     value = whole(text)
     if not 1 <= value <= MAX_CELLS:
@@ -209,7 +201,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--data", type=Path, required=True, help="folder for the database, keys and files")
     add("--host", type=host, default=default.host, help="address to listen on (%(default)s)")
     add("--port", type=port, default=default.port, help="port, 0 for any (%(default)s)")
-    others = "where coordinators that stand by reach this one; the address that the database sees, if it is not given"
+    others = (
+        "where other coordinators reach this one, as http://NAME:PORT; the address that the database sees, if it is not given. "
+        "With --cells the machine alone counts, as http://NAME, since each cell has a port of its own"
+    )
     add("--reachable-at", type=public_url, metavar="URL", help=others)
     add("--ready-file", type=Path, help="write the base address here once it serves")
     add("--log-format", choices=["text", "json"], default="text", help="of each line on standard error (%(default)s)")

@@ -90,7 +90,8 @@ class Config:
         test_wallet: the coordinator funds jobs without a submitter from a wallet of its own (embedded ledger only).
         open: no sign-in: whoever reaches the port is the built-in account; only on a loopback address.
         sign_up: strangers may make accounts; whom the identity provider vouches for is none.
-        reachable_at: where coordinators that stand by reach this one; None: where it listens, as the database sees it.
+        reachable_at: where other coordinators reach this one; None: where it listens, as the database sees it. With several cells
+            its machine alone counts.
         public_url: where browsers find the coordinator; wallets and passkeys sign for it, and the identity provider leads back.
         identity: the identity provider that people may sign in through; None: there is none.
         own_auditor: one auditor runs beside the coordinator, where PyTorch is installed (``coordinator.ownauditor``).

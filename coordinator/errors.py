@@ -20,7 +20,8 @@ CottageError
 ├── FullError                507   no room for more of this, until something else has gone; ``retry_s``: when to come back
 ├── UnavailableError         503   the ledger or the network cannot do it now
 │   └── StoreAwayError             the database does not answer now, for a while; ``retry_s``: when to come back
-│       └── FilesAwayError         nor does the bucket that files lie in
+│       ├── FilesAwayError         nor does the bucket that files lie in
+│       └── ReplacedError          it does, and another coordinator works with it by now
 │   └── UnableError                it was tried and failed, or can never be: asking again as it is would not help
 └── StoreError               500   the database cannot be used until somebody has seen to it
 """
@@ -160,6 +161,10 @@ class FilesAwayError(StoreAwayError):
     """``cause``: what the bucket's server or its client said, for the operator alone."""
 
     what = "store of files"
+
+
+class ReplacedError(StoreAwayError):
+    """Another coordinator has taken over: this one changes nothing any more, and whoever asks again is led to that one."""
 
 
 class StoreError(CottageError):

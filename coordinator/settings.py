@@ -116,6 +116,26 @@ def database_of(options: argparse.Namespace) -> str | None:
     return parsed.set(password=password).render_as_string(hide_password=False)
 
 
+def cells_of(options: argparse.Namespace, database: str | None) -> int:
+    """How many cells the options name. ``database``: its URL, or None for SQLite in the data folder.
+
+    Raises:
+        SettingError: several would have no database that they can share, or no other coordinator would reach them.
+    """
+    cells: int = options.cells
+    if cells > 1 and (database is None or not database.startswith("postgresql")):
+        raise SettingError(
+            f"--cells {cells} needs --database-url with a PostgreSQL: several coordinators cannot share a file of SQLite"
+        )
+    place: str | None = options.reachable_at
+    if cells > 1 and place is not None and parse_url(place).scheme != "http":
+        raise SettingError(
+            f"--reachable-at {place} with --cells {cells}: others reach each cell at a port of its own, and without TLS: "
+            f"write {parse_url(place).with_port(None).with_scheme('http').origin()}, or how else they see this machine"
+        )
+    return cells
+
+
 def add_identity(parser: argparse.ArgumentParser) -> None:
     """The settings of the identity provider."""
     add = parser.add_argument_group(

@@ -18,6 +18,7 @@ from coordinator.config import Config
 from coordinator.domain.cells import WHOLE, Cell
 from coordinator.errors import StoreAwayError
 from coordinator.front import front_of
+from coordinator.own_ledger import looked_at
 from coordinator.store.owner_rows import OwnerRows
 from coordinator.store.ownership import Ownership
 from coordinator.web.connections import IDLE_S, Connections, listen
@@ -62,8 +63,11 @@ async def wait(config: Config, ownership: Ownership, stopping: asyncio.Event) ->
     Raises:
         StoreError: it cannot take over from the one that is at work.
     """
-    if await _taken(ownership, stopping, PATIENCE_S):
-        return True
+    async with looked_at(config, ownership):
+        return await _taken(ownership, stopping, PATIENCE_S) or await _stood_by(config, ownership, stopping)
+
+
+async def _stood_by(config: Config, ownership: Ownership, stopping: asyncio.Event) -> bool:
     LOG.warning("another coordinator works with this database, or did a moment ago: this one stands by")
     key = NodeKey.load_or_generate(config.data / "coordinator.key")
     async with front_of(config, SystemClock(), [lambda: ownership.at_work], key) as app:

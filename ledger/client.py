@@ -97,6 +97,10 @@ class Ledger(EscrowCalls, DisputeCalls, TransferCalls):
     ) -> None:
         await self.aclose()
 
+    async def identity(self) -> str:
+        """Which money this is, whatever endpoint leads to it: the chain's genesis hash, the market program, the token."""
+        return f"{await self._connection.genesis_hash()}/{self._market.program}/{self._market.mint}"
+
     def payouts(self, coordinator_seed: bytes) -> Payouts:
         """How a coordinator pays many at a time."""
         return Payouts(self._connection, self._market, self._sender, coordinator_seed)

@@ -165,6 +165,10 @@ class Connection:
         ).value
         return None if block is None else (first, str(block.blockhash))
 
+    async def genesis_hash(self) -> str:
+        """By which a chain is known, at whichever of its endpoints it is asked."""
+        return str((await self._ask(self._client.get_genesis_hash)).value)
+
     async def rent(self, size: int) -> int:
         """Lamports that an account of ``size`` bytes must hold."""
         return int((await self._ask(lambda: self._client.get_minimum_balance_for_rent_exemption(size))).value)

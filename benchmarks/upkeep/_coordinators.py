@@ -28,7 +28,7 @@ from coordinator.store.ownership import Ownership
 from coordinator.web.connections import listen
 from coordinator.web.signal import PATH
 from protocol.identity import NodeKey
-from tests.coordinator.conftest import FRONTS_SEED, House, opened
+from tests.coordinator.conftest import FRONTS_SEED, House, one_ledger, opened
 from tests.coordinator.fakes import FakeChain
 from tests.support.databases import Postgres
 
@@ -137,7 +137,7 @@ def carry(folder: str, options: TownOptions, database: str, pipe: Connection) ->
     async def run() -> None:
         config, stopping = options.config(folder, database), asyncio.Event()
         cells, ready = _Cells(config), asyncio.get_running_loop().create_future()
-        serving = asyncio.create_task(serve_cells(config, ready.set_result, stopping, cells.work))
+        serving = asyncio.create_task(serve_cells(config, ready.set_result, stopping, cells.work, one_ledger))
         await asyncio.wait([serving, ready], return_when=asyncio.FIRST_COMPLETED)
         pipe.send((await ready).rstrip("/"))
         await _answers(pipe, cells.told)

@@ -9,7 +9,7 @@ from common.clock import Clock
 from coordinator.domain.cells import Cell
 from coordinator.store.statement_line import StatementLine
 
-_LOOK = "SELECT {number}, holder, fence, beats, address, files, door, cells, state, {connected} FROM {table}"
+_LOOK = "SELECT {number}, holder, fence, beats, address, files, door, cells, state, ledger, {connected} FROM {table}"
 CALLED = "cottage "  # Connections of an owner: so and with its name.
 _CONNECTED = """
 EXISTS (SELECT FROM pg_stat_activity WHERE datname = current_database() AND application_name = '{called}' || {name})
@@ -31,13 +31,23 @@ class OwnerRow(NamedTuple):
     door: str
     cells: int
     state: str
+    ledger: str
     is_connected: bool
 
     @property
     def url(self) -> str:
         """Where the owner serves; empty: nobody does, or nobody has said so under this fence."""
-        fence, _, url = self.door.partition(" ")
-        return url if self.holder and fence == str(self.fence) else ""
+        return self._said(self.door)
+
+    @property
+    def has_its_ledger(self) -> str:
+        """Which ledger the owner's money is on; empty: it has not said so, or its version does not."""
+        return self._said(self.ledger)
+
+    def _said(self, told: str) -> str:
+        """What the owner of now has said, and not one of before."""
+        fence, _, said = told.partition(" ")
+        return said if self.holder and fence == str(self.fence) else ""
 
 
 class OwnerRows:

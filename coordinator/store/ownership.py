@@ -11,7 +11,7 @@ manual, 13.3.
 
 The owner writes its *door* there once it serves: where those that wait reach it, who take requests and nodes in its place
 (fronts, ``coordinator.web.fronts``). A door counts with the fence that it was written under, so that nobody looks for a new owner
-at the old one's.
+at the old one's. So does the ledger that its money is on, which those that wait compare with their own.
 
 Each cell of a network (``domain.cells``) has a table of its own, of one row: what follows is true of each by itself. The owner of
 the first one says how many there are. Whoever takes it and says another number puts an end to all owners of before.
@@ -32,7 +32,7 @@ from sqlalchemy.pool import NullPool
 from common.clock import Clock
 from common.urls import parse_url
 from coordinator.domain.cells import WHOLE, Cell
-from coordinator.errors import StoreAwayError, StoreError
+from coordinator.errors import ReplacedError, StoreAwayError, StoreError
 from coordinator.store.faults import UNUSABLE, answering, unusable
 from coordinator.store.owner_rows import CALLED, OwnerRow, OwnerRows, table_of
 from coordinator.store.statement_line import StatementLine
@@ -54,6 +54,7 @@ _ADDED = {
     "door": "text NOT NULL DEFAULT ''",
     "cells": "integer NOT NULL DEFAULT 1",
     "state": "text NOT NULL DEFAULT ''",
+    "ledger": "text NOT NULL DEFAULT ''",
 }
 _ADD = "ALTER TABLE {table} ADD COLUMN IF NOT EXISTS {column} {kind}"
 _COLUMNS = """
@@ -66,7 +67,7 @@ WHERE table_schema = current_schema() AND table_name ~ '^cottage_owner(_[0-9]+)?
 _FIRST = "INSERT INTO {table} DEFAULT VALUES ON CONFLICT DO NOTHING"
 # An address of IPv6 stands in brackets before its port; over a Unix socket the database sees none.
 _BEAT = """
-UPDATE {table} SET beats = beats + 1, state = :state, door = replace(CAST(:door AS text), '*', coalesce(
+UPDATE {table} SET beats = beats + 1, state = :state, ledger = :ledger, door = replace(CAST(:door AS text), '*', coalesce(
     CASE family(inet_client_addr()) WHEN 6 THEN '[' || host(inet_client_addr()) || ']' ELSE host(inet_client_addr()) END,
     '127.0.0.1'))
 WHERE fence = :fence
@@ -93,7 +94,9 @@ class Ownership:
         fence: by which its transactions are known; 0 before it has ever been the owner.
         at_work: the base address of the coordinator that is at work, as last seen while waiting; empty: none serves.
         state: what the owner tells of itself (``tell``), as last seen.
+        ledger: identity of the one that this one's money is on; empty: it is not known yet, and is not compared.
         is_compared: one at work has been seen that this one may take over from.
+        is_unknown: one seems to be at work of which that is not known yet.
         has_served: this one has been at work, and has served.
     """
 
@@ -103,7 +106,8 @@ class Ownership:
         """``address``: of the coordinator's key; ``files``: where its artifacts lie. Both are the same for all of them."""
         self._engine, self._rows, self._clock, self._files = engine, rows, clock, files
         # A version that knows no cells finds another key at work, and takes over nothing.
-        self._address = address if cell.of == 1 else f"{address}, in {cell.of} cells"
+        self._parted = "" if cell.of == 1 else f", in {cell.of} cells"
+        self._address = address + self._parted
         self._holder = secrets.token_hex(8)
         self._line = StatementLine(engine.url.render_as_string(hide_password=False), self.name)
         self._table = table_of(cell)
@@ -115,7 +119,8 @@ class Ownership:
         self.fence = 0
         self.at_work = ""
         self.state = ""
-        self.is_compared = self.has_served = False
+        self.ledger = ""
+        self.is_compared = self.is_unknown = self.has_served = False
 
     @classmethod
     async def open(
@@ -154,7 +159,8 @@ class Ownership:
             may: else it only looks who is.
         Raises:
             StoreAwayError: the database does not answer.
-            StoreError: another coordinator is at work that this one cannot take over from: it has another key or other files.
+            StoreError: another coordinator is at work that this one cannot take over from: it has another key, other files or
+                another ledger.
         """
         try:
             seen = await self._rows.of(self.cell)
@@ -171,19 +177,18 @@ class Ownership:
             if self._seen is not None:  # It lives.
                 self._compare(seen)
             self._seen, self._since = as_said, now
-            return False
-        if not may or (seen.holder and now - self._since < self._patience(seen)):
-            return False
-        return await self._take(seen)
+        lives = bool(seen.holder) and now - self._since < self._patience(seen)
+        self.is_unknown = lives and seen.is_connected and not self.is_compared
+        return may and not lives and await self._take(seen)
 
     async def check(self, connection: AsyncConnection) -> None:
         """See at the beginning of a transaction that this is the owner, and stay it until its end.
 
         Raises:
-            StoreAwayError: it is not, any more.
+            ReplacedError: it is not, any more.
         """
         if await connection.scalar(self._said(_CHECK)) != self.fence:
-            raise StoreAwayError("another coordinator has taken over")
+            raise ReplacedError("another coordinator has taken over")
 
     def open_door(self, url: str, anywhere: bool) -> None:
         """Let those that wait know with the next beat where this one serves, now that it does.
@@ -225,8 +230,10 @@ class Ownership:
     async def _beat(self, lost: asyncio.Event) -> None:
         while True:
             with suppress(StoreAwayError):
-                if not await self._execute(_BEAT, fence=self.fence, door=self._door, state=self.state):
-                    LOG.warning("another coordinator has taken the database over: this one stands by")
+                ledger = f"{self.fence} {self.ledger}"
+                if not await self._execute(_BEAT, fence=self.fence, door=self._door, state=self.state, ledger=ledger):
+                    what = f"cell {self.cell.number + 1}" if self._parted else "the database"
+                    LOG.warning("another coordinator has taken %s over: this one stands by", what)
                     lost.set()
                     return
             await self._clock.sleep(BEAT_S)
@@ -277,15 +284,24 @@ class Ownership:
                 f"the coordinator that works with this database carries jobs in {seen.cells} cells, and this one in "
                 f"{self.cell.of}: say --cells {seen.cells}; or end all coordinators, and start them with another number"
             )
+        wish = "to work beside it" if self._parted else "to stand by for it"
         if seen.address != self._address:
+            other, mine = seen.address.removesuffix(self._parted), self._address.removesuffix(self._parted)
             raise StoreError(
-                f"the coordinator {seen.address} works with this database, and this one has the key of {self._address}: "
-                "to stand by for it copy coordinator.key from its data folder; or name another database"
+                f"the coordinator {other} works with this database, and this one has the key of {mine}: "
+                f"{wish} copy coordinator.key from its data folder; or name another database"
             )
         if seen.files != self._files:
             raise StoreError(
                 f"the coordinator that works with this database has its files in {seen.files}, and this one in "
-                f"{self._files}: to stand by for it share its data folder, or name the same bucket with --store"
+                f"{self._files}: {wish} share its data folder, or name the same bucket with --store"
+            )
+        if self.ledger and seen.has_its_ledger not in ("", self.ledger):
+            raise StoreError(
+                "the coordinator that works with this database has its money on the ledger "
+                f"{seen.has_its_ledger}, and this one on {self.ledger} (genesis hash, program and token): {wish} name an "
+                "endpoint of the same chain with --ledger-url, and the same --ledger-program and --ledger-mint; or name "
+                "another database"
             )
         self.is_compared = True
 

@@ -82,7 +82,7 @@ class Turns:
         if away is not None and now - self._since >= SLOW_S:
             for waiting in (*self._own, *(one for *_, one in self._asked)):
                 if not waiting.done():
-                    waiting.set_exception(StoreAwayError(away.cause))
+                    waiting.set_exception(type(away)(away.cause))
             self._own.clear()
             self._asked.clear()
         following = self._next()

@@ -127,6 +127,11 @@ def config(tmp_path: Path) -> Config:
     )
 
 
+async def one_ledger(_config: Config) -> str:
+    """The identity of the ledger of coordinators whose ledger is a stand-in."""
+    return "the chain/the market/the token"
+
+
 @asynccontextmanager
 async def opened(
     config: Config,

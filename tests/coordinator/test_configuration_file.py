@@ -105,6 +105,21 @@ def test_an_address_that_no_database_can_have_is_told_before_anything_starts(
     assert "hunter2" not in said
 
 
+@pytest.mark.parametrize("words", [["--check-config"], []])
+def test_several_cells_are_reached_without_tls_and_that_is_told_before_anything_starts(
+    tmp_path: Path, words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    shared = f'{GOOD}database-url = "postgresql+asyncpg://user@host/name"\nreachable-at = "https://one.example:8443"\n'
+    assert cli.main(["--config", written(tmp_path, shared), "--check-config"]) == 0, "one that stands by has one port"
+    file = written(tmp_path, f"{shared}cells = 3\n")
+    capsys.readouterr()
+    assert cli.main(["--config", file, *words]) == cli.EXIT_USAGE
+    said = " ".join(capsys.readouterr().err.split())
+    assert "--reachable-at https://one.example:8443 with --cells 3" in said
+    assert "write http://one.example, or" in said
+    assert cli.main(["--config", file, "--check-config", "--reachable-at", "http://one.example"]) == 0
+
+
 @pytest.mark.parametrize(
     ("text", "says"),
     [

@@ -12,9 +12,10 @@ import aiohttp
 import pytest
 from sqlalchemy import text
 
+from coordinator.cli import EXIT_DATA, EXIT_LEDGER
 from coordinator.config import Config
 from coordinator.errors import StoreAwayError, StoreError
-from coordinator.store.ownership import GONE_S, STALE_S, Ownership
+from coordinator.store.ownership import BEAT_S, GONE_S, STALE_S, Ownership
 from coordinator.store.ports import col
 from coordinator.store.records import EventRecord, RoundRecord
 from coordinator.store.sql import SqlStore
@@ -24,6 +25,7 @@ from tests.coordinator.test_faults import ended, reached, start
 from tests.coordinator.test_serve import ledger_url as ledger_url
 from tests.coordinator.test_serve import line_with
 from tests.coordinator.test_serve import start as start_process
+from tests.ledger.served import served
 from tests.support.addresses import free_port
 from tests.support.clock import VirtualClock
 from tests.support.databases import Postgres, needs_postgres
@@ -42,9 +44,10 @@ class Waiting:
         self.url, self.clock = url, VirtualClock()
         self.made: list[Ownership] = []
 
-    async def one(self, address: str = "key", files: str = FILES) -> Ownership:
-        self.made.append(await Ownership.open(self.url, self.clock, address, files))
-        return self.made[-1]
+    async def one(self, address: str = "key", files: str = FILES, ledger: str = "") -> Ownership:
+        self.made.append(made := await Ownership.open(self.url, self.clock, address, files))
+        made.ledger = ledger
+        return made
 
 
 @pytest.fixture
@@ -276,6 +279,49 @@ async def test_who_could_not_take_over_says_so_while_the_other_one_works(
     assert await second.take(), "nobody is there whom it would disturb"
 
 
+async def test_who_has_another_ledger_says_so_while_the_other_one_works(waiting: Waiting) -> None:
+    first, same, other = [
+        await waiting.one(ledger=ledger) for ledger in ("", "chain/market/token", "chain/market/coin")
+    ]
+
+    async def seen_by(*looking: Ownership) -> None:
+        for _ in range(3):
+            await waiting.clock.advance(BEAT_S)
+            await asyncio.sleep(0.1)  # For the database, whose time is real.
+            for one in looking:
+                assert not await one.take()
+
+    assert await first.take()
+    async with first.kept():
+        await seen_by(same, other)  # It has not connected to its ledger yet.
+        first.ledger = same.ledger
+        await seen_by(same)
+        said = (
+            r"money on the ledger chain/market/token, and this one on chain/market/coin .*same chain with --ledger-url"
+        )
+        with pytest.raises(StoreError, match=said):
+            await seen_by(other)
+        other.ledger = ""
+        await seen_by(other)  # It does not know its own.
+    assert await other.take(), "nobody is there whom it would disturb"
+
+
+async def test_what_a_version_tells_that_knows_no_ledgers_is_not_compared(waiting: Waiting) -> None:
+    """It leaves in the row what one of before has said there."""
+    first, old, late = [await waiting.one(ledger=ledger) for ledger in ("chain/market/token", "", "chain/market/coin")]
+    assert await first.take()
+    async with first.kept():
+        await asyncio.sleep(0.2)
+    assert await old.take()
+    assert not await late.take()
+    for _ in range(2):
+        assert await old._execute(BEATS)
+        assert not await late.take()
+    async with old._engine.connect() as connection:
+        row = (await connection.execute(text("SELECT ledger FROM cottage_owner"))).scalar()
+    assert row == f"{first.fence} chain/market/token"
+
+
 async def move(node: ScriptedNode, house: House) -> asyncio.Task[None]:
     node.house = house
     return asyncio.create_task(node.run())
@@ -364,6 +410,33 @@ async def test_processes_take_over_when_one_is_killed_stopped_or_ended(
     finally:
         for process in (first, second):
             if process is not None and process.returncode is None:
+                process.kill()
+                await process.wait()
+
+
+async def test_a_process_with_another_ledger_or_none_that_answers_disturbs_nobody(
+    tmp_path: Path, postgres: Postgres, ledger_url: str
+) -> None:
+    words = ["--data", str(tmp_path / "data"), "--open", "--no-own-auditor", "--database-url", postgres.url()]
+    made, port = [], free_port()
+    try:
+        with served(tmp_path) as other:
+            made.append(first := await start_process(*words, "--ledger-url", ledger_url, "--port", str(port)))
+            await line_with(first, "serving on")
+            made.append(stranger := await start_process(*words, "--ledger-url", other.start(), "--port", "0"))
+            _, said = await asyncio.wait_for(stranger.communicate(), HANGS_S)
+        assert stranger.returncode == EXIT_DATA, said.decode()
+        assert b"name an endpoint of the same chain with --ledger-url" in b" ".join(said.split())
+        made.append(late := await start_process(*words, "--ledger-url", "http://127.0.0.1:9", "--port", "0"))
+        await line_with(late, "cannot be used now: http://127.0.0.1:9")
+        await line_with(late, "this one stands by")
+        assert await _does(f"http://127.0.0.1:{port}", "ok")
+        first.send_signal(signal.SIGTERM)
+        _, said = await asyncio.wait_for(late.communicate(), HANGS_S)
+        assert late.returncode == EXIT_LEDGER, said.decode()
+    finally:
+        for process in made:
+            if process.returncode is None:
                 process.kill()
                 await process.wait()
 

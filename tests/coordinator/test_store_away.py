@@ -17,7 +17,7 @@ from yarl import URL
 from common.clock import SystemClock
 from coordinator.config import Config
 from coordinator.domain.lease import Lease
-from coordinator.errors import ConflictError, StoreAwayError, StoreError
+from coordinator.errors import ConflictError, ReplacedError, StoreAwayError, StoreError
 from coordinator.metrics import Metrics
 from coordinator.services.core import store_retry
 from coordinator.services.core.store_retry import Patience
@@ -222,6 +222,19 @@ async def test_a_loop_begins_anew_when_the_store_is_back(error: Exception, caplo
     assert metrics.value("store_away_total") == 2
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_who_was_replaced_says_so_calmly_and_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO")
+    gone = ReplacedError("another coordinator has taken over")
+    loop, begun = failing(gone, ExceptionGroup("lanes", [gone]))
+    task = asyncio.create_task(Patience(SystemClock(), Metrics()).forever("withdrawals", loop))
+    await until(lambda: begun[0] == 3)
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    said = [(record.levelname, record.getMessage()) for record in caplog.records if record.name.endswith("store_retry")]
+    words = "another coordinator has taken over, as withdrawals has found: this one changes nothing any more"
+    assert said == [("INFO", words)]
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,7 @@ from ledger.local.genesis import COOLDOWN_S
 from ledger.money import MAX_AMOUNT, Amount, parse
 from ledger.program.interface import MarketError
 from tests.ledger.by_hand import pay
+from tests.ledger.conftest import serving_world
 from tests.ledger.world import World
 
 SUBMITTER, COORDINATOR, STRANGER = b"\1" * 32, b"\2" * 32, b"\3" * 32
@@ -383,6 +384,14 @@ async def test_program_and_token_given_by_hand_need_no_embedded_ledger(url: str,
     async with await Ledger.connect(LedgerConfig(url, ledger.program, ledger.mint)) as cluster:
         assert await cluster.balance(address_of(SUBMITTER)) == 0
         assert cluster.treasury is None
+
+
+async def test_a_ledger_is_the_same_at_whichever_endpoint_it_is_asked(url: str, ledger: Ledger, world: World) -> None:
+    known = await ledger.identity()
+    async with serving_world(world) as other:
+        assert other != url
+        async with await Ledger.connect(LedgerConfig(other, ledger.program, ledger.mint)) as there:
+            assert await there.identity() == known
 
 
 @pytest.mark.parametrize("body", [b"<html>", b"{}", b'{"jsonrpc":"2.0","id":"1","result":5}', b"null"])

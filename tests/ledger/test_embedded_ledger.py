@@ -206,6 +206,18 @@ def test_a_full_disk_stops_the_ledger_before_it_promises_anything(tmp_path: Path
     store.close()
 
 
+async def test_two_ledgers_are_told_apart_and_each_is_the_same_after_a_restart(tmp_path: Path) -> None:
+    known = []
+    for name in ("one", "other", "one"):
+        (tmp_path / name).mkdir(exist_ok=True)
+        with served(tmp_path / name) as server:
+            async with await Ledger.connect(LedgerConfig(server.start())) as ledger:
+                known.append(await ledger.identity())
+    one, other, again = known
+    assert one == again
+    assert not set(one.split("/")) & set(other.split("/")), "genesis hash, program and token"
+
+
 def test_two_ledgers_never_share_a_file(tmp_path: Path) -> None:
     with served(tmp_path) as server:
         server.start()

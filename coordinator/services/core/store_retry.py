@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from common.clock import Clock
-from coordinator.errors import StoreAwayError
+from coordinator.errors import ReplacedError, StoreAwayError
 from coordinator.metrics import Metrics
 
 FIRST_PAUSE = 0.25
@@ -74,6 +74,9 @@ class Patience:
         self._metrics.count("store_away_total")
         if self._since is None:
             self._since = self._clock.now()
+            if isinstance(cause, ReplacedError):
+                LOG.info("another coordinator has taken over, as %s has found: this one changes nothing any more", name)
+                return
             said = cause.cause if isinstance(cause, StoreAwayError) else cause
             LOG.error("%s cannot reach what is stored (%s): everything waits until that is mended", name, said)
 

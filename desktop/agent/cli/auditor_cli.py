@@ -67,7 +67,7 @@ async def _run(home: Home, settings: Settings, *, bound: bool) -> None:
         stop.set()
 
     def end_at_once() -> None:
-        LOG.info("the coordinator that started this auditor has ended")
+        LOG.info("the coordinator beside this auditor has ended, or has given its cell up: it ends, too")
         hurry.set()
         stop.set()
 

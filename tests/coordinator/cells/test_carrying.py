@@ -10,11 +10,11 @@ import pytest
 from common.errors import KeyFileError
 from coordinator.cells_at_work import CellWork, serve_cells
 from coordinator.config import Config
-from coordinator.errors import StoreAwayError, StoreError
+from coordinator.errors import ReplacedError, StoreAwayError, StoreError
 from coordinator.store import processes
 from coordinator.store.sql import SqlStore
 from ledger.errors import LedgerError
-from tests.coordinator.conftest import until
+from tests.coordinator.conftest import one_ledger, until
 from tests.support.databases import Postgres, needs_postgres
 
 pytestmark = needs_postgres
@@ -47,7 +47,7 @@ async def test_who_can_carry_nothing_says_why_and_ends(parted: Config, fault: Ex
         raise fault
 
     with pytest.raises(type(fault)) as raised:
-        await asyncio.wait_for(serve_cells(parted, lambda _: None, asyncio.Event(), work), 60)
+        await asyncio.wait_for(serve_cells(parted, lambda _: None, asyncio.Event(), work, one_ledger), 60)
     assert raised.value is fault
 
 
@@ -65,7 +65,7 @@ async def test_what_is_away_for_a_while_costs_one_cell_some_seconds_and_the_othe
         await until_over(work)
         ended[number] += 1
 
-    serving = asyncio.create_task(serve_cells(parted, lambda _: None, stopping, work))
+    serving = asyncio.create_task(serve_cells(parted, lambda _: None, stopping, work, one_ledger))
     await until(lambda: serving.done() or (len(begun) == CELLS and begun[1] == 3))
     assert not serving.done(), serving.exception()
     assert begun == {0: 1, 1: 3, 2: 1}
@@ -76,7 +76,7 @@ async def test_what_is_away_for_a_while_costs_one_cell_some_seconds_and_the_othe
 
 async def replaced() -> None:
     """On a machine so busy that it said nothing for seconds."""
-    raise StoreAwayError("another coordinator has taken over")
+    raise ReplacedError("another coordinator has taken over")
 
 
 async def away() -> None:
@@ -97,7 +97,7 @@ async def test_who_could_not_carry_its_first_cell_though_nothing_is_wrong_with_i
             await fails()
         await until_over(work)
 
-    serving = asyncio.create_task(serve_cells(parted, lambda _: None, stopping, work))
+    serving = asyncio.create_task(serve_cells(parted, lambda _: None, stopping, work, one_ledger))
     await until(lambda: serving.done() or len(begun) == CELLS)
     assert not serving.done(), serving.exception()
     stopping.set()
@@ -113,4 +113,4 @@ async def test_a_loop_that_fails_ends_the_process_with_all_its_cells(parted: Con
         await until_over(work)
 
     with pytest.raises(ValueError, match="nobody has foreseen it"):
-        await asyncio.wait_for(serve_cells(parted, lambda _: None, asyncio.Event(), work), 60)
+        await asyncio.wait_for(serve_cells(parted, lambda _: None, asyncio.Event(), work, one_ledger), 60)

@@ -34,7 +34,7 @@ from protocol.ids import JobId
 from protocol.node import Claim, CoordinatorMessage
 from protocol.rest.api import NewJob
 from tests.coordinator.cells.test_wishes_between import ROUNDS, document
-from tests.coordinator.conftest import FRONTS_SEED, House, ScriptedNode, opened, until
+from tests.coordinator.conftest import FRONTS_SEED, House, ScriptedNode, one_ledger, opened, until
 from tests.coordinator.fakes import BUDGET, WALLET, FakeChain, Peers, spec
 from tests.support.databases import Postgres, needs_postgres
 from tests.support.wait import HANGS_S
@@ -83,7 +83,7 @@ class Town:
                     del houses[work.cell.number]
 
         ready: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        task = asyncio.create_task(serve_cells(self.config, ready.set_result, stopping, work))
+        task = asyncio.create_task(serve_cells(self.config, ready.set_result, stopping, work, one_ledger))
         await asyncio.wait([task, ready], return_when=asyncio.FIRST_COMPLETED)
         self.coordinators.append(made := Coordinator(task, stopping, houses, await ready))
         return made

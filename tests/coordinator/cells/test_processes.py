@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from coordinator.cli import EXIT_DATA, EXIT_USAGE, main
+from coordinator.cli import EXIT_DATA, EXIT_LEDGER, EXIT_USAGE, main
 from tests.coordinator.conftest import until
 from tests.coordinator.test_serve import ledger_url as ledger_url
 from tests.coordinator.test_serve import start
 from tests.coordinator.test_standby import answers
+from tests.ledger.served import served
 from tests.support.addresses import free_port
 from tests.support.databases import Postgres, needs_postgres
 
@@ -52,12 +53,13 @@ class Houses:
         self.made.append(process := await start(*self.words, *words, "--port", str(port)))
         return Serving(process, f"http://127.0.0.1:{port}")
 
-    async def refused(self, *words: str) -> str:
-        """What one more says that ends by itself, as whoever cannot use what is there."""
+    async def refused(self, *words: str, status: int = EXIT_DATA) -> str:
+        """What one more says that ends by itself, as whoever cannot use what is there; on one line."""
         process = (await self.comes(*words)).process
         _, said = await process.communicate()
-        assert process.returncode == EXIT_DATA, said.decode()
-        return said.decode()
+        assert process.returncode == status, said.decode()
+        assert b"serving on" not in said
+        return " ".join(said.decode().split())
 
 
 @pytest.fixture
@@ -86,6 +88,13 @@ async def test_processes_carry_cells_and_go_on_when_one_is_killed_stopped_or_end
         assert "carries jobs in 3 cells" in said
         assert "say --cells 3; or end all coordinators" in said
         assert "Traceback" not in said
+    with served(tmp_path) as other:
+        said = await houses.refused("--cells", str(CELLS), "--ledger-url", other.start())
+    assert "name an endpoint of the same chain with --ledger-url" in said
+    said = await houses.refused("--cells", str(CELLS), "--ledger-url", "http://127.0.0.1:9", status=EXIT_LEDGER)
+    assert "http://127.0.0.1:9 cannot be used" in said
+    for one in (first, second, third):
+        assert await one.reaches_all()
     first.process.kill()
     await first.process.wait()
     for one in (second, third):
@@ -99,6 +108,10 @@ async def test_processes_carry_cells_and_go_on_when_one_is_killed_stopped_or_end
     _, log = await asyncio.wait_for(third.process.communicate(), ENDS_S)
     assert third.process.returncode == 0, log.decode()
     await until(second.reaches_all)
+    second.process.send_signal(signal.SIGTERM)
+    _, log = await asyncio.wait_for(second.process.communicate(), ENDS_S)
+    assert "has taken cell" in log.decode(), "it stood still, and has found so"
+    assert "ERROR" not in log.decode(), "nothing has to be mended"
 
 
 def test_several_cells_need_a_database_that_several_processes_reach(
