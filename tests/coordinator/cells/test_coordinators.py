@@ -297,8 +297,12 @@ async def test_cells_of_the_process_where_a_node_comes_in_take_it_without_a_seco
         await town.comes()
         await settled(town, 1, 2)
         await check(town, await rested(town, [job]))
+        async with wandering(
+            town, 8, first=7
+        ) as more:  # As many at each, and not all of those for cells that it carries.
+            await until(lambda: all(node.welcomes for node in more))
+            assert led, "by now some come in at the other one"
         await known(town, 6)
-        assert led, "by now some come in at the other one"
         here = sum(len(house.parts.nodes.sessions()) for house in alone.houses.values())
         alone.stopping.set()
         await asyncio.wait_for(alone.task, HANGS_S)
