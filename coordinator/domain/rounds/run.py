@@ -27,6 +27,7 @@ from protocol.task import KeptState, Layers
 EVALUATORS = 3  # Replicas of as many owners measure the held-out loss: the fewest of which one can be outvoted.
 MAX_STRETCH = 4  # A run of fixed-time rounds takes at most so many times the planned ones, however slow its nodes are.
 MAX_POINTS = 16  # Stored states that are remembered: with one in four rounds, findings reach back 64 rounds.
+RESTORED_EPOCHS = 10_000  # By which each restore jumps ahead: more than a job makes in all its life.
 MAX_FETCH_FAILURES = 3  # Void rounds in a row from a state that peers keep: then it is taken for lost.
 
 
@@ -319,6 +320,11 @@ def counted(over: Round) -> list[Commitment]:
     """What the contributors of a round have committed to."""
     chosen = over.contributors or ()
     return [seat.commit for seat in over.seats if seat.replica in chosen and seat.commit is not None]
+
+
+def era(run: Run) -> int:
+    """Epoch of what a job without rounds stores: that of the last restore, so that nothing has the number of what it forgot."""
+    return run.epoch // RESTORED_EPOCHS * RESTORED_EPOCHS
 
 
 def is_lost(run: Run, holders: Sequence[Holder]) -> bool:

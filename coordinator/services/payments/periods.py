@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from coordinator.domain import pricing, serving
+from coordinator.domain.rounds.run import era
 from coordinator.services.audits.evidence import correct_outcomes, seal_commitments, seal_outcome
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.training.pauses import spent
@@ -33,11 +34,11 @@ class PeriodShare:
         """Its name among the shares of a period: by place, as rounds are split, so that everybody finds the same amounts."""
         return f"{self.replica}:{self.stage}"
 
-    def record(self, job: str, number: int, amount: int) -> CommitRecord:
+    def record(self, job: str, epoch: int, number: int, amount: int) -> CommitRecord:
         """As it is stored."""
         return CommitRecord(
             job=job,
-            epoch=0,
+            epoch=epoch,
             round=number,
             stage=self.stage,
             replica=self.replica,
@@ -57,13 +58,14 @@ class PeriodShare:
 
 async def store_period(work: UnitOfWork, shares: Sequence[PeriodShare], began: float, steps: int, tokens: int) -> None:
     """Store a period with its shares, whose pot is bounded by what is left in escrow; ``steps``: answers, or elements."""
-    number = work.job.rounds_done
+    assert work.run is not None
+    epoch, number = era(work.run), work.job.rounds_done
     room = work.job.escrow - await spent(work.tx, work.job.id)
     pot = serving.pot([one.operations for one in shares], work.job.quote.rate, room)
     amounts = pricing.shares(pot, {one.place: one.operations for one in shares})
     record = RoundRecord(
         work.job.id,
-        0,
+        epoch,
         number,
         "complete",
         work.plan(),
@@ -76,7 +78,9 @@ async def store_period(work: UnitOfWork, shares: Sequence[PeriodShare], began: f
         pot=pot,
     )
     record = await work.tx.insert(record)
-    commits = [await work.tx.insert(one.record(work.job.id, number, amounts.get(one.place, 0))) for one in shares]
+    commits = [
+        await work.tx.insert(one.record(work.job.id, epoch, number, amounts.get(one.place, 0))) for one in shares
+    ]
     work.change(rounds_done=number + 1)
     seal_commitments(work, record, commits)
 

@@ -18,7 +18,7 @@ from coordinator.domain import lease as lease_rules
 from coordinator.domain.audits.trust import Audit
 from coordinator.domain.job import LIVE, Job, JobState
 from coordinator.domain.lease import TAKES_ANY, Lease
-from coordinator.domain.rounds.run import Base, PriceFrom, Run, RunPoint
+from coordinator.domain.rounds.run import RESTORED_EPOCHS, Base, PriceFrom, Run, RunPoint
 from coordinator.services.audits.sampling import FORGOTTEN
 from coordinator.services.payments.escrows import payable, payable_work, sum_of
 from coordinator.services.payments.outbox_dispatcher import forgotten_key
@@ -38,7 +38,7 @@ from coordinator.store.records import (
 from ledger.states import EscrowState
 from protocol.node import NodeProfile
 
-EPOCHS, FENCES = 10_000, 1_000_000  # Ahead: more than a job makes in all its life.
+FENCES = 1_000_000  # Ahead, as epochs are.
 SETTLED_SINCE = "its money was settled after the backup that this coordinator was restored from"
 RECEIPT = "restored:"  # How keys of rows begin that stand for what was paid since the backup.
 PAID_SINCE = "paid after the backup that this coordinator was restored from; what for is on the ledger"
@@ -214,7 +214,8 @@ class JobRestoration:
         for commit in covered:
             await self._tx.update(msgspec.structs.replace(commit, state="verified", settlement=row.id))
         nodes = {commit.payout: commit.node for commit in commits}
-        epoch = max((commit.epoch for commit in commits), default=0) + EPOCHS
+        # Before whatever comes after the restore.
+        epoch = max((commit.epoch for commit in commits), default=0) + RESTORED_EPOCHS - 1
         for place, (payee, amount) in enumerate(sorted(left.items())):
             await self._tx.insert(
                 CommitRecord(
@@ -301,7 +302,7 @@ class JobRestoration:
             base, checkpoints = newest.base, newest.checkpoints
         return msgspec.structs.replace(
             run,
-            epoch=run.epoch + EPOCHS,
+            epoch=run.epoch + RESTORED_EPOCHS,
             fence=run.fence + FENCES,
             round=None,
             current=(),
@@ -309,7 +310,7 @@ class JobRestoration:
             local={},
             residues={},
             restarts=0,
-            asked_from=run.epoch + EPOCHS,
+            asked_from=run.epoch + RESTORED_EPOCHS,
             points=points,
             base=base,
             checkpoints=checkpoints,

@@ -7,6 +7,7 @@ import pytest
 
 from coordinator.domain import serving as rules
 from coordinator.domain.job import JobAction, JobState
+from coordinator.domain.rounds.run import RESTORED_EPOCHS
 from coordinator.domain.serving import NodeUsage
 from coordinator.errors import (
     ConflictError,
@@ -436,6 +437,29 @@ async def test_periods_are_rounds_with_roots_on_the_ledger() -> None:
         (period,) = await tx.find(RoundRecord, col(RoundRecord.job).equals(job))
     assert period.concluded
     assert {row.detail for row in await bench.rows(job, "event")} >= {"round 1: commitments", "round 1: outcome"}
+
+
+async def test_periods_after_a_restore_are_none_that_the_ledger_has_already() -> None:
+    """Those that a backup does not have were told to the ledger with their roots, and would have had the same numbers."""
+    bench = Deployed()
+    await bench.come(1)
+    job = await bench.deploy()
+    async with bench.checking():
+        for restored in (False, True):
+            if restored:
+                async with bench.parts.desk.open(job) as work:
+                    assert work.run is not None
+                    work.change_run(epoch=work.run.epoch + RESTORED_EPOCHS)
+                    work.change(rounds_done=0)
+            asked = bench.ask(await bench.stored(job))
+            await bench.pass_time(2.0)
+            await asked.task
+            await count(bench, job)
+            await bench.turn(job)
+    async with bench.store.transaction() as tx:
+        periods = await tx.find(RoundRecord, col(RoundRecord.job).equals(job))
+    assert [(one.epoch, one.number) for one in periods] == [(0, 0), (RESTORED_EPOCHS, 0)]
+    assert [(one.epoch, one.round) for one in await shares(bench, job)] == [(0, 0), (RESTORED_EPOCHS, 0)]
 
 
 async def test_what_no_node_can_hold_and_what_no_budget_covers_is_refused_before_the_escrow() -> None:
