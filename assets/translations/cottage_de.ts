@@ -1620,6 +1620,10 @@
         <translation>✕ Nicht wahr: {0}. Der Ledger zeigt etwas anderes, als der Koordinator sagt.</translation>
     </message>
     <message>
+        <source>{0} checks hold. Not everything could be checked, since the coordinator was restored.</source>
+        <translation>{0} Prüfungen stimmen. Nicht alles ließ sich prüfen, weil der Koordinator wiederhergestellt wurde.</translation>
+    </message>
+    <message>
         <source>✓ {0} checks hold: the ledger shows what the coordinator says of this job.</source>
         <translation>✓ {0} Prüfungen stimmen: Der Ledger zeigt, was der Koordinator von diesem Auftrag sagt.</translation>
     </message>
