@@ -85,7 +85,7 @@ async def build(
     wallet = NodeKey.load_or_generate(config.data / "test-wallet.key")
     async with AsyncExitStack() as stack:
         ledger = await stack.enter_async_context(await Ledger.connect(place_of(config)))
-        if ownership is not None:
+        if ownership is not None and not ownership.ledger:  # Who stood by, or carries cells, has asked already.
             ownership.ledger = await ledger.identity()
         has_wallet = config.test_wallet and await _fill(ledger, key.address, wallet.address)
         chain = LedgerChain(ledger, config.ledger_url, key.seed, wallet.seed, key.address)

@@ -30,7 +30,7 @@ from protocol.node import MAX_RECORDS, RECORDS_EVERY, RecordsEntry
 
 WINDOW = 2 * RECORDS_EVERY
 # Rounds of the window and older ones, as many as fit: what an entry is made of where less has no room.
-SIZES = ((8, 64), (8, 32), (8, 16), (8, 8), (8, 0), (4, 0), (2, 0), (1, 0))
+SIZES = (*((WINDOW, older) for older in (64, 32, 16, 8, 0)), *((window, 0) for window in (WINDOW // 2, WINDOW // 4, 1)))
 MAX_ROWS = 200  # Of the outbox, the newest: 8 rounds have some 30.
 MAX_PLAIN = 64 << 20  # Unpacked; an entry is the coordinator's own, and still nothing may unpack without an end.
 _PURPOSE, _NONCE = b"cottage records that nodes keep", 12

@@ -36,6 +36,15 @@ async def count(bench: Deployed, job: str) -> None:
     await bench.turn(job)
 
 
+async def one_period(bench: Deployed, job: str) -> None:
+    """Of one answer."""
+    asked = bench.ask(await bench.stored(job))
+    await bench.pass_time(2.0)
+    await asked.task
+    await count(bench, job)
+    await bench.turn(job)
+
+
 async def two_homes(bench: Deployed) -> tuple[str, Home, Home]:
     one, two = await bench.come(1), await bench.come(2)
     job = await bench.deploy(replicas=2)
@@ -428,11 +437,7 @@ async def test_periods_are_rounds_with_roots_on_the_ledger() -> None:
     await bench.come(1)
     job = await bench.deploy()
     async with bench.checking():
-        asked = bench.ask(await bench.stored(job))
-        await bench.pass_time(2.0)
-        await asked.task
-        await count(bench, job)
-        await bench.turn(job)
+        await one_period(bench, job)
     async with bench.store.transaction() as tx:
         (period,) = await tx.find(RoundRecord, col(RoundRecord.job).equals(job))
     assert period.concluded
@@ -451,11 +456,7 @@ async def test_periods_after_a_restore_are_none_that_the_ledger_has_already() ->
                     assert work.run is not None
                     work.change_run(epoch=work.run.epoch + RESTORED_EPOCHS)
                     work.change(rounds_done=0)
-            asked = bench.ask(await bench.stored(job))
-            await bench.pass_time(2.0)
-            await asked.task
-            await count(bench, job)
-            await bench.turn(job)
+            await one_period(bench, job)
     async with bench.store.transaction() as tx:
         periods = await tx.find(RoundRecord, col(RoundRecord.job).equals(job))
     assert [(one.epoch, one.number) for one in periods] == [(0, 0), (RESTORED_EPOCHS, 0)]
