@@ -13,6 +13,7 @@ import msgspec
 from alembic import command
 from alembic.config import Config
 from sqlalchemy import (
+    ARRAY,
     ColumnElement,
     Connection,
     CursorResult,
@@ -26,6 +27,7 @@ from sqlalchemy import (
     Update,
     and_,
     bindparam,
+    column,
     delete,
     event,
     func,
@@ -270,8 +272,8 @@ class SqlTransaction:
 
     async def update_all(self, records: Sequence[R], before: Sequence[R] | None = None) -> list[R]:
         known: Sequence[R | None] = before if before is not None else [None] * len(records)
-        if len(records) < MANY or not self._connection.dialect.supports_sane_multi_rowcount:
-            # What is changed many times over in one statement is not counted by PostgreSQL's driver.
+        at_once = self._connection.dialect.name == "postgresql"
+        if len(records) < (2 if at_once else MANY):
             return [await self.update(record, was) for record, was in zip(records, known, strict=True)]
         how = KINDS[type(records[0])]
         replaced = [_replaced(how, record, was) for record, was in zip(records, known, strict=True)]
@@ -279,8 +281,12 @@ class SqlTransaction:
         for _, fields, values in replaced:
             alike.setdefault(fields, []).append(values)
         for fields, several in alike.items():
-            result = await self._execute(_change(how.name, how.key, fields), several)
-            if result.rowcount != len(several):
+            if at_once:
+                together = {name: [values[name] for values in several] for name in several[0]}
+                changed = await self._changed(_change_together(how.name, how.key, fields), together)
+            else:
+                changed = int((await self._execute(_change(how.name, how.key, fields), several)).rowcount)
+            if changed != len(several):
                 raise ConflictError(f"one of {len(several)} {how.name} records has changed meanwhile")
         return [after for after, _, _ in replaced]
 
@@ -505,6 +511,21 @@ def _change(table: str, key: tuple[str, ...], fields: tuple[str, ...]) -> Update
     same = [columns[field] == bindparam(f"old_{field}", type_=columns[field].type) for field in (*key, "version")]
     new = {field: bindparam(f"new_{field}", type_=columns[field].type) for field in fields}
     return update(metadata.tables[table]).where(and_(*same)).values(new)
+
+
+@cache
+def _change_together(table: str, key: tuple[str, ...], fields: tuple[str, ...]) -> Update:
+    """The same of several records, whose values are lists: as PostgreSQL says it, in one statement for any number of them."""
+    columns = metadata.tables[table].c
+    names = {f"old_{field}": columns[field] for field in (*key, "version")}
+    names |= {f"new_{field}": columns[field] for field in fields}
+    # A list of texts with a length would be cut to it without a word, where the column itself refuses what is too long.
+    kinds = {name: String() if isinstance(of.type, String) else of.type for name, of in names.items()}
+    lists = [bindparam(name, type_=ARRAY(kind)) for name, kind in kinds.items()]
+    rows = func.unnest(*lists).table_valued(*(column(name, kind) for name, kind in kinds.items()))
+    given = rows.render_derived(name="given").c
+    same = [columns[field] == given[f"old_{field}"] for field in (*key, "version")]
+    return update(metadata.tables[table]).where(and_(*same)).values({field: given[f"new_{field}"] for field in fields})
 
 
 def _met(kind: type[msgspec.Struct], where: Sequence[Condition]) -> list[ColumnElement[bool]]:

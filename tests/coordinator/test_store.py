@@ -15,6 +15,7 @@ from alembic.config import Config
 from alembic.migration import MigrationContext
 from mypy import api as mypy_api
 from sqlalchemy import Connection, create_engine, inspect
+from sqlalchemy.exc import DBAPIError
 
 from common.untrusted_text import untrusted
 from coordinator.domain.job import Job, JobState
@@ -174,6 +175,36 @@ async def test_many_are_kept_and_changed_at_once_all_or_none(store: Store) -> No
                 await (tx.insert_all(again) if again is tx_insert else tx.update_all(again))
     async with store.transaction() as tx:
         assert await tx.find(Lease) == changed
+
+
+async def test_records_that_are_changed_at_once_keep_each_its_own_values(store: Store) -> None:
+    changes = (
+        {"signature": "s" * 88},
+        {"amount": 2**62 - 1},
+        {"wire": b"\x00\xfe"},
+        {"payload": {"odd' \"key,{": 1}},
+        {"wire": b""},
+    )
+    async with store.transaction() as tx:
+        before = [await tx.insert(outbox(str(number))) for number in range(3 * len(changes))]
+        after = [msgspec.structs.replace(row, **changes[row.id % len(changes)]) for row in before]
+        known = await tx.update_all(after, before)
+        whole = await tx.update_all([msgspec.structs.replace(row, detail=untrusted(f"{row.key}\n")) for row in known])
+    async with store.transaction() as tx:
+        assert await tx.find(OutboxRecord) == whole
+    assert {row.version for row in whole} == {2}
+
+
+async def test_what_is_too_long_for_a_column_is_refused_and_not_cut(store: Store) -> None:
+    """Also where several are changed at once. SQLite and memory know no lengths: they keep it whole."""
+    async with store.transaction() as tx:
+        before = [await tx.insert(outbox(key)) for key in ("a", "b")]
+    long = [msgspec.structs.replace(row, signature="s" * 600) for row in before]
+    with suppress(DBAPIError):
+        async with store.transaction() as tx:
+            await tx.update_all(long, before)
+    async with store.transaction() as tx:
+        assert {row.signature for row in await tx.find(OutboxRecord)} in ({""}, {"s" * 600})
 
 
 async def test_a_record_that_is_not_there_cannot_be_updated(store: Store) -> None:

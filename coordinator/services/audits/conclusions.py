@@ -108,13 +108,15 @@ class Conclusion:
         due = [commit for commit in due if commit.node not in elsewhere]
         audits = await credit.audits_of(work, record) if due else []
         spoilt = {audit.replica for audit in audits if audit.over and penalty.spoils(audit)}
+        good = []
         for commit in due:
             if commit.look and commit.replica in spoilt and not await credit.stand_surety(work, commit):
                 await reject(work, commit, "pipeline")
-                continue
-            await work.tx.update(msgspec.structs.replace(commit, state="verified"))
-            work.change(verified=work.job.verified + commit.amount)
-            await credit.earn(work, commit, [audit for audit in audits if audit.lease == commit.lease])
+            else:
+                good.append(commit)
+        await work.tx.update_all([msgspec.structs.replace(commit, state="verified") for commit in good], good)
+        work.change(verified=work.job.verified + sum(commit.amount for commit in good))
+        await credit.earn(work, good, audits)
         busy |= {commit.node for commit in pending} - {commit.node for commit in due}
         return len(due) < len(pending)
 

@@ -3,7 +3,8 @@
 Everything on an open desk.
 """
 
-from collections.abc import Collection
+from collections import Counter
+from collections.abc import Collection, Sequence
 
 import msgspec
 
@@ -75,24 +76,41 @@ async def have_credit(work: UnitOfWork, nodes: Collection[NodeAddress], watched:
     return any(record.amount > 0 for record in found)
 
 
-async def earn(work: UnitOfWork, commit: CommitRecord, audits: Collection[Audit]) -> None:
-    """A commitment of a node was verified.
+async def earn(work: UnitOfWork, commits: Sequence[CommitRecord], audits: Collection[Audit]) -> None:
+    """Commitments of nodes to a round were verified.
 
     Args:
-        audits: of it, that are over.
+        audits: of the round.
     """
-    seen = [audit for audit in audits if audit.verdicts and audit.state == "passed" and audit.outer is None]
+    if not commits:
+        return
+    await work.hold_shared()
+    nodes = tuple(sorted({commit.node for commit in commits}))
+    of_account = col(CreditRecord.account_id).equals(work.job.account_id)
+    found = await work.tx.find(CreditRecord, col(CreditRecord.node).in_(nodes), of_account)
+    known = {(credit.node, credit.watched): credit for credit in found}
+    now = dict(known)
+    for commit in commits:
+        place = commit.node, bool(commit.look)
+        credit = now.get(place) or CreditRecord(commit.node, work.job.account_id, place[1])
+        now[place] = _with(credit, commit, [audit for audit in audits if audit.lease == commit.lease])
+    changed = [place for place in known if now[place] is not known[place]]
+    await work.tx.update_all([now[place] for place in changed], [known[place] for place in changed])
+    await work.tx.insert_all([credit for place, credit in now.items() if place not in known])
+    before = await work.tx.find(NodeRecord, col(NodeRecord.address).in_(nodes))
+    rounds = Counter(commit.node for commit in commits)
+    after = [msgspec.structs.replace(record, rounds=record.rounds + rounds[record.address]) for record in before]
+    for record in await work.tx.update_all(after, before):
+        work.record(StandingChanged(record.address, record.rounds))
+
+
+def _with(credit: CreditRecord, commit: CommitRecord, audits: Collection[Audit]) -> CreditRecord:
+    """Credit and what a verified commitment adds to it. ``audits``: of it."""
+    seen = [one for one in audits if one.over and one.verdicts and one.state == "passed" and one.outer is None]
     exact = any(not audit.across for audit in seen)
     across = bool(seen) and not exact and not commit.look
-    await work.hold_shared()
-    known = await _find(work, commit.node, bool(commit.look))
-    credit = known[0] if known else CreditRecord(commit.node, work.job.account_id, bool(commit.look))
     amount = credit.amount + (commit.amount // rates.AFAR if across else commit.amount)
-    credit = msgspec.structs.replace(credit, amount=amount, exact=credit.exact or exact)
-    await (work.tx.update(credit) if known else work.tx.insert(credit))
-    record = await work.tx.get(NodeRecord, commit.node)
-    await work.tx.update(msgspec.structs.replace(record, rounds=record.rounds + 1))
-    work.record(StandingChanged(commit.node, record.rounds + 1))
+    return msgspec.structs.replace(credit, amount=amount, exact=credit.exact or exact)
 
 
 async def stand_surety(work: UnitOfWork, commit: CommitRecord) -> bool:

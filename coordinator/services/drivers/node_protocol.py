@@ -231,8 +231,7 @@ class NodeProtocol:
         points = tuple(self._points)
         if points or self._logs.waiting:
             async with self._context.store.transaction() as tx:
-                for point in points:
-                    await tx.insert(point)
+                await tx.insert_all(points)
                 lines = await self._logs.flush(tx)
             del self._points[: len(points)]
             self._logs.flushed(lines)

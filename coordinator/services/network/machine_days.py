@@ -3,6 +3,9 @@
 Counted every minute in memory and stored every ten: a crash forgets ten minutes, which no forecast notices.
 """
 
+from collections.abc import Mapping
+from typing import NamedTuple
+
 import msgspec
 
 from coordinator.domain import forecast
@@ -52,8 +55,11 @@ class MachineDays:
         self._stored = now
         async with self._context.store.transaction() as tx:
             await tx.hold_shared()
-            for node, (seconds, operations) in sorted(waiting.items()):
-                await add(tx, node, now, round(seconds), round(operations / GIGAFLOP))
+            offered = {
+                node: Added(round(seconds), round(operations / GIGAFLOP))
+                for node, (seconds, operations) in waiting.items()
+            }
+            await add(tx, now, offered)
             await tx.forget(MachineDay, col(MachineDay.day) < day_of(now) - (WEEKS + 1) * WEEK_DAYS)
         await self._learn()
 
@@ -94,18 +100,33 @@ class MachineDays:
         )
 
 
-async def add(tx: Transaction, node: str, now: float, seconds: int = 0, gigaflop: int = 0, earned: int = 0) -> None:
-    """Add to a machine's day."""
-    day = day_of(now)
-    found = await tx.find(MachineDay, col(MachineDay.node).equals(node), col(MachineDay.day).equals(day))
-    if not found:
-        await tx.insert(MachineDay(node, day, seconds, gigaflop, earned))
+class Added(NamedTuple):
+    """What comes to a machine's day."""
+
+    seconds: int = 0
+    gigaflop: int = 0
+    earned: int = 0
+
+
+async def add(tx: Transaction, now: float, machines: Mapping[str, Added]) -> None:
+    """Add to machines' days, all at once."""
+    day, nodes = day_of(now), tuple(sorted(machines))
+    if not nodes:
         return
-    before = found[0]
-    after = msgspec.structs.replace(
-        before, seconds=before.seconds + seconds, gigaflop=before.gigaflop + gigaflop, earned=before.earned + earned
-    )
-    await tx.update(after)
+    before = await tx.find(MachineDay, col(MachineDay.node).in_(nodes), col(MachineDay.day).equals(day))
+    after = [
+        msgspec.structs.replace(
+            known,
+            seconds=known.seconds + more.seconds,
+            gigaflop=known.gigaflop + more.gigaflop,
+            earned=known.earned + more.earned,
+        )
+        for known in before
+        for more in (machines[known.node],)
+    ]
+    await tx.update_all(after, before)
+    new = machines.keys() - {known.node for known in before}
+    await tx.insert_all([MachineDay(node, day, *machines[node]) for node in sorted(new)])
 
 
 async def week(tx: Transaction, now: float) -> tuple[int, int]:

@@ -13,7 +13,7 @@ from coordinator.domain.job import Job, JobState
 from coordinator.services.core.display_names import listed
 from coordinator.services.core.domain_events import PaymentConfirmed, SharesPromised
 from coordinator.services.core.unit_of_work import JobDesk, UnitOfWork
-from coordinator.services.network.machine_days import add
+from coordinator.services.network.machine_days import Added, add
 from coordinator.services.payments.chain import ChainPort, Deposit
 from coordinator.services.payments.escrows import sum_of
 from coordinator.services.payments.funding import FundingService, receive
@@ -108,8 +108,7 @@ class Confirmations:
             CommitRecord, col(CommitRecord.job).equals(row.job), col(CommitRecord.settlement).equals(row.id)
         )
         unpaid = [commit for commit in covered if commit.payout in left_out]
-        for place, commit in enumerate(unpaid):
-            unpaid[place] = await work.tx.update(msgspec.structs.replace(commit, settlement=None))
+        unpaid = await work.tx.update_all([msgspec.structs.replace(one, settlement=None) for one in unpaid], unpaid)
         if any(commit.promised is None for commit in unpaid):
             nodes, lost = listed(list(dict.fromkeys(commit.node for commit in unpaid))), money(sum_of(unpaid))
             work.note("promised", f"{lost} cannot be paid to {nodes}, whose token account is closed: it can be claimed")
@@ -124,10 +123,10 @@ class Confirmations:
         for commit in paid:
             earned[commit.node] += commit.amount
         await work.hold_shared()
-        for node, part in sorted(earned.items()):
-            record = await work.tx.get(NodeRecord, node)
-            await work.tx.update(msgspec.structs.replace(record, earned=record.earned + part))
-            await add(work.tx, node, work.now, earned=part)
+        nodes = await work.tx.find(NodeRecord, col(NodeRecord.address).in_(tuple(sorted(earned))))
+        more = [msgspec.structs.replace(record, earned=record.earned + earned[record.address]) for record in nodes]
+        await work.tx.update_all(more, nodes)
+        await add(work.tx, work.now, {node: Added(earned=part) for node, part in earned.items()})
         work.record(PaymentConfirmed())
         return amount
 

@@ -165,8 +165,9 @@ class Lanes:
             if any(promise.state in OPEN_ROWS for promise in promises):
                 return "waiting"
             if not any(promise.state == "failed" and promise.id > row.id for promise in promises):
-                shares = [msgspec.structs.replace(c, settlement=None) for c in await unsecured(work.tx, row.job)]
-                await self._promises.queue(work, [await work.tx.update(share) for share in shares], always=True)
+                shares = await unsecured(work.tx, row.job)
+                free = [msgspec.structs.replace(share, settlement=None) for share in shares]
+                await self._promises.queue(work, await work.tx.update_all(free, shares), always=True)
                 return "waiting"
             submitter = work.job.submitter
         state = await self._chain.escrow(submitter, row.job)

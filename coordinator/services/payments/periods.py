@@ -97,12 +97,14 @@ async def pending_shares(work: UnitOfWork) -> Sequence[CommitRecord]:
 async def conclude_periods(work: UnitOfWork, waits: Callable[[CommitRecord], bool]) -> None:
     """Verify shares of which nothing ``waits`` to be checked any more; then their periods are over."""
     left: set[tuple[int, int]] = set()
+    due = []
     for commit in await pending_shares(work):
         if waits(commit):
             left.add((commit.epoch, commit.round))
-            continue
-        await work.tx.update(msgspec.structs.replace(commit, state="verified"))
-        work.change(verified=work.job.verified + commit.amount)
+        else:
+            due.append(commit)
+    await work.tx.update_all([msgspec.structs.replace(commit, state="verified") for commit in due], due)
+    work.change(verified=work.job.verified + sum(commit.amount for commit in due))
     waiting: tuple[Condition, ...] = (
         col(RoundRecord.job).equals(work.job.id),
         col(RoundRecord.state).equals("complete"),

@@ -76,15 +76,14 @@ class PromiseService:
                 untrusted(detail),
             )
         )
-        for commit in new:
-            await work.tx.update(msgspec.structs.replace(commit, promised=record.id))
+        await work.tx.update_all([msgspec.structs.replace(commit, promised=record.id) for commit in new], new)
 
     async def given_up(self, tx: Transaction, row: OutboxRecord) -> None:
         """A promise never came onto the ledger: its shares wait as before."""
-        for commit in await tx.find(
+        covered = await tx.find(
             CommitRecord, col(CommitRecord.job).equals(row.job), col(CommitRecord.promised).equals(row.id)
-        ):
-            await tx.update(msgspec.structs.replace(commit, promised=None))
+        )
+        await tx.update_all([msgspec.structs.replace(commit, promised=None) for commit in covered], covered)
 
     async def told(self, job: Job, row: OutboxRecord) -> dict[str, Promised]:
         """What each payee is to hear of a promise that is on the ledger: its own amount, and the proof that claims it."""

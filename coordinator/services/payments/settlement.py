@@ -175,8 +175,8 @@ class Settlement:
                     untrusted(detail),
                 )
             )
-            for commit in covered:
-                await work.tx.update(msgspec.structs.replace(commit, settlement=record.id))
+            paying = [msgspec.structs.replace(commit, settlement=record.id) for commit in covered]
+            await work.tx.update_all(paying, covered)
 
 
 def _rounds(commits: Sequence[CommitRecord], called: str) -> str:

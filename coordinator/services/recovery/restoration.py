@@ -211,8 +211,8 @@ class JobRestoration:
                 "confirmed",
             )
         )
-        for commit in covered:
-            await self._tx.update(msgspec.structs.replace(commit, state="verified", settlement=row.id))
+        paid = [msgspec.structs.replace(commit, state="verified", settlement=row.id) for commit in covered]
+        await self._tx.update_all(paid, covered)
         nodes = {commit.payout: commit.node for commit in commits}
         # Before whatever comes after the restore.
         epoch = max((commit.epoch for commit in commits), default=0) + RESTORED_EPOCHS - 1

@@ -23,7 +23,7 @@ from coordinator.services.audits.audit_outcomes import send_away
 from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.jobs import idempotency
 from coordinator.services.jobs.idempotency import IdempotentAnswers
-from coordinator.services.network.machine_days import add, day_of
+from coordinator.services.network.machine_days import Added, add, day_of
 from coordinator.store.ports import Transaction, col
 from coordinator.store.records import (
     CommitRecord,
@@ -71,10 +71,10 @@ async def prepared(cells: Both) -> list[tuple[CellAtWork, str]]:
 async def verified(number: int, work: UnitOfWork) -> None:
     """What follows from a share that is verified and paid, as services have it."""
     work.queue(OutboxRecord(f"event:{work.job.id}:{number}", work.job.id, "event", {"text": ""}, work.now))
-    await credit.earn(work, share(work.job.id, number), ())
+    await credit.earn(work, [share(work.job.id, number)], ())
     record = await work.tx.get(NodeRecord, NODE)
     await work.tx.update(msgspec.structs.replace(record, earned=record.earned + SHARE))
-    await add(work.tx, NODE, DAY * 86_400.0, earned=SHARE)
+    await add(work.tx, DAY * 86_400.0, {NODE: Added(earned=SHARE)})
     work.change(paid=work.job.paid + SHARE)
 
 

@@ -6,7 +6,16 @@ import pytest
 
 from benchmarks.planning.earnings_weeks import judge
 from coordinator.domain import forecast
-from coordinator.services.network.machine_days import DAY_S, LEAST_HERE_S, STORE_S, WEEK_DAYS, WEEKS, MachineDays, add
+from coordinator.services.network.machine_days import (
+    DAY_S,
+    LEAST_HERE_S,
+    STORE_S,
+    WEEK_DAYS,
+    WEEKS,
+    Added,
+    MachineDays,
+    add,
+)
 from coordinator.store.ports import col
 from coordinator.store.records import MachineDay
 from tests.coordinator.bench import Bench
@@ -75,7 +84,7 @@ async def weeks(bench: Bench, earned: list[int]) -> None:
     """Each machine was here for a day, for 10^15 operations, and earned so much."""
     async with bench.store.transaction() as tx:
         for number, units in enumerate(earned):
-            await add(tx, f"machine-{number}", bench.clock.t, seconds=DAY_S, gigaflop=10**6, earned=units)
+            await add(tx, bench.clock.t, {f"machine-{number}": Added(seconds=DAY_S, gigaflop=10**6, earned=units)})
     await bench.parts.days.store()
 
 
@@ -91,11 +100,11 @@ async def test_who_was_never_paid_or_hardly_here_says_nothing_of_what_a_week_bri
     await weeks(bench, [10] * 11 + [0] * 30)
     assert (await bench.parts.market.now()).pay_low is None, "eleven are too few"
     async with bench.store.transaction() as tx:
-        await add(tx, "brief", bench.clock.t, seconds=LEAST_HERE_S - 1, gigaflop=10**6, earned=1000)
+        await add(tx, bench.clock.t, {"brief": Added(seconds=LEAST_HERE_S - 1, gigaflop=10**6, earned=1000)})
     await bench.parts.days.store()
     assert (await bench.parts.market.now()).pay_low is None
     async with bench.store.transaction() as tx:
-        await add(tx, "twelfth", bench.clock.t, seconds=DAY_S, gigaflop=10**6, earned=10)
+        await add(tx, bench.clock.t, {"twelfth": Added(seconds=DAY_S, gigaflop=10**6, earned=10)})
     await bench.parts.days.store()
     market = await bench.parts.market.now()
     assert (market.pay_low, market.pay_high) == (10, 10)

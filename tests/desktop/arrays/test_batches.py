@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import os
+import secrets
 import shutil
 import subprocess
 import time
@@ -24,10 +25,32 @@ from tests.support.arrays.images import busybox_layer
 pytestmark = pytest.mark.docker
 
 
-def made(it: Stage, assign: Assign) -> int:
-    """How many containers of a lease were made so far, the porter included."""
-    wanted = {"event": "create", "label": f"network.cottage.lease={assign.lease}"}
-    return len(list(it.sandbox.client.events(since=0, until=time.time(), decode=True, filters=wanted)))
+class Made:
+    """Containers of a lease that the engine makes from now on.
+
+    Its own history will not do: it has the last 256 events of all, and tests beside this one use those up.
+    """
+
+    def __init__(self, it: Stage, assign: Assign) -> None:
+        self._client, self._lease, self._found = it.sandbox.client, assign.lease, 0
+        self._events = self._client.events(since=int(time.time()), decode=True, filters={"event": "create"})
+        self._before = self._all()
+
+    def count(self) -> int:
+        """Until now."""
+        return self._all() - self._before
+
+    def _all(self) -> int:
+        """Read on until a volume's event that is made for that."""
+        marker = self._client.volumes.create(f"cottage-test-{secrets.token_hex(8)}")
+        try:
+            for event in self._events:
+                if event["Actor"]["ID"] == marker.name:
+                    return self._found
+                self._found += event["Actor"]["Attributes"].get("network.cottage.lease") == self._lease
+        finally:
+            marker.remove()
+        raise AssertionError("the engine has ended its events")
 
 
 async def test_elements_of_a_batch_share_a_container_and_find_nothing_of_each_other(stage: StartStage) -> None:
@@ -35,7 +58,7 @@ async def test_elements_of_a_batch_share_a_container_and_find_nothing_of_each_ot
         shared = it.coordinator.store(b"for all\n")
         assign = await it.array(inputs={"deep/er/shared.txt": shared}, environment={"GREETING": "it's"}, batch=8)
         await it.ready(assign)
-        before = made(it, assign)
+        made = Made(it, assign)
         first = it.element(
             'echo "$GREETING $COTTAGE_NAME $COTTAGE_ELEMENT" > said; echo printed; pwd; mkdir sub; echo x > sub/b'
         )
@@ -56,7 +79,7 @@ async def test_elements_of_a_batch_share_a_container_and_find_nothing_of_each_ot
         assert it.files(ends[3])["seen"].split() == [b"/in:", b"deep", b"run.sh", b"/out:", b"seen", b"/tmp:"]
         assert b"sleep\x0060" not in it.files(ends[3])["names"], "it is ended, and may wait to be reaped"
         assert it.files(ends[4]) == {"big": bytes(3_072_000)}
-        assert made(it, assign) - before == 1
+        assert made.count() == 1
 
 
 async def test_what_is_no_clean_success_in_a_batch_is_run_alone_and_told_as_what_it_was_there(
@@ -116,11 +139,11 @@ async def test_files_that_an_element_leaves_wherever_it_may_are_gone_for_the_nex
     async with stage() as it:
         assign = await it.array(batch=8)
         await it.ready(assign)
-        before = made(it, assign)
+        made = Made(it, assign)
         full = "dd if=/dev/zero of=/dev/shm/full bs=1024k count=60 2>/dev/null; echo done > x"
         ends = await it.run(assign, full, LEAVE, SEE, full)
         assert [it.files(end) for end in ends] == [{"x": b"done\n"}] * 2 + [{"seen": NOTHING}, {"x": b"done\n"}]
-        assert made(it, assign) - before == 1
+        assert made.count() == 1
 
 
 # Deeper than a path may be long, which the image's ``rm`` cannot follow.
@@ -135,10 +158,10 @@ async def test_a_batch_ends_where_something_is_still_there(stage: StartStage) ->
     async with stage() as it:
         assign = await it.array(batch=8)
         await it.ready(assign)
-        before = made(it, assign)
+        made = Made(it, assign)
         ends = await it.run(assign, DEEP, SEE, SEE)
         assert [it.files(end) for end in ends] == [{"x": b"done\n"}, {"seen": NOTHING}, {"seen": NOTHING}]
-        assert made(it, assign) - before == 2
+        assert made.count() == 2
 
 
 async def test_a_batch_ends_with_a_run_that_nobody_waits_for_and_is_held_with_its_owner(stage: StartStage) -> None:
@@ -236,10 +259,10 @@ async def test_what_batches_never_do_is_run_alone_at_once(stage: StartStage) -> 
     async with stage() as it:
         assign = await it.array(batch=8)
         await it.ready(assign)
-        before = made(it, assign)
+        made = Made(it, assign)
         ends = await it.run(assign, *["exit 1"] * 8)
         assert {end.code for end in ends} == {1}
-        assert made(it, assign) - before == 8 + MOST_SPOILT
+        assert made.count() == 8 + MOST_SPOILT
 
 
 def harmless(folder: Path) -> str:
