@@ -123,9 +123,9 @@ class Confirmations:
         for commit in paid:
             earned[commit.node] += commit.amount
         await work.hold_shared()
-        nodes = await work.tx.find(NodeRecord, col(NodeRecord.address).in_(tuple(sorted(earned))))
-        more = [msgspec.structs.replace(record, earned=record.earned + earned[record.address]) for record in nodes]
-        await work.tx.update_all(more, nodes)
+        before = await work.tx.find(NodeRecord, col(NodeRecord.address).in_(tuple(sorted(earned))))
+        after = [msgspec.structs.replace(record, earned=record.earned + earned[record.address]) for record in before]
+        await work.tx.update_all(after, before)
         await add(work.tx, work.now, {node: Added(earned=part) for node, part in earned.items()})
         work.record(PaymentConfirmed())
         return amount
