@@ -4,6 +4,8 @@ Every shape that the nodes allow is tried with a start that costs microseconds; 
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
 
 import msgspec
 
@@ -37,6 +39,7 @@ SIMPLER = 0.03  # More stages must be worth so much: each is one more machine wh
 STAGE_STEPS = (*range(1, 13), 14, 16, 20, 24, 28, 32, 40, 48, 56, 64)  # Shapes beside these hardly differ.
 MAX_WEIGHED = 16  # Nodes without a seat whose cost to the others is worked out; of more, the last one's reason stands.
 FILLED = 20  # Seats filled anew for a beat, for each swap of the effort: a tenth of a second more at 64 nodes.
+KNOWN = 64  # Plans that are kept, to be found again.
 DESCENDED = 12  # Seats and bench up to which every swap is tried: then nothing is left to chance.
 
 
@@ -109,15 +112,45 @@ def choose(
     pool = sorted(candidates, key=lambda c: (-c.flops, c.node))
     fleet, load = survey(pool, network), options.load or load_of(shape, training)
     problem = PlacementProblem(shape, training, fleet, load, _far(fleet, load) if len(pool) <= MAX_PAIRED else ())
-    useful = min(options.most_replicas, _useful_replicas(training))
-    found = _search(problem, _shapes(problem, stages, replicas, useful), options)
+    asked = _Asked(problem, stages, replicas, min(options.most_replicas, _useful_replicas(training)), options)
+    found = _plan(asked) if len(pool) > MAX_PAIRED else _known(_Question(msgspec.msgpack.encode(asked), asked))
     if found is None:
         most = stages or min(shape.layers, MAX_STAGES, len(pool) // (replicas or 1))
         memories = sorted(problem.fleet.memory, reverse=True)[:most]
         told = sorted((node.beside_mb for node in pool if node.beside_mb is not None), reverse=True)
         beside = sum(told[:most]) * MEGABYTE if len(told) == len(pool) else None
         raise NoPlacementError(too_large(shape, training, memories, all(fleet.cards), beside))
-    return _placement(problem, found)
+    return found
+
+
+class _Asked(msgspec.Struct, frozen=True):
+    """What a plan is looked for with. ``useful``: the most replicas, where their number is open."""
+
+    problem: PlacementProblem
+    stages: int | None
+    replicas: int | None
+    useful: int
+    options: PlanOptions
+
+
+@dataclass(frozen=True)
+class _Question:
+    """The same as another one where all is that they are ``said`` with."""
+
+    said: bytes
+    asked: _Asked = field(compare=False)
+
+
+@lru_cache(maxsize=KNOWN)
+def _known(question: _Question) -> Placement | None:
+    """A job is quoted while its form is filled in, when it is made, and planned when it is paid: mostly all alike."""
+    return _plan(question.asked)
+
+
+def _plan(asked: _Asked) -> Placement | None:
+    shapes = _shapes(asked.problem, asked.stages, asked.replicas, asked.useful)
+    found = _search(asked.problem, shapes, asked.options)
+    return None if found is None else _placement(asked.problem, found)
 
 
 def _enough(count: int, stages: int | None, replicas: int | None) -> None:

@@ -5,6 +5,7 @@ import hmac
 import re
 import secrets
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -154,82 +155,86 @@ def _shown(value: object) -> object:
     return untrusted_lines(value) if isinstance(value, str) and not isinstance(value, Markup) else value
 
 
+@cache
+def environment() -> jinja2.Environment:
+    """One for all coordinators of a process, which carries a cell each: each template is compiled once."""
+    made = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(WEB_FOLDER / "templates"),
+        autoescape=True,
+        finalize=_shown,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    made.globals |= {
+        "loss_chart": curves.loss_chart,
+        "rate_chart": curves.rate_chart,
+        "speed_chart": curves.speed_chart,
+        "compare_chart": curves.compare_chart,
+        "price_chart": curves.price_chart,
+        "earned_chart": curves.earned_chart,
+        "navigation": NAVIGATION,
+        "incident_words": INCIDENT_WORDS,
+        "rule_words": RULE_WORDS,
+        "job_looks": JOB_LOOKS,
+        "node_looks": NODE_LOOKS,
+        "serving_looks": SERVING_LOOKS,
+        "array_looks": ARRAY_LOOKS,
+        "serving_sentences": deployments.SERVING_SENTENCES,
+        "check_looks": CHECK_LOOKS,
+        "event_icons": EVENT_ICONS,
+        "entry_looks": ENTRY_LOOKS,
+        "entry_words": ENTRY_WORDS,
+        "job_sentences": text.JOB_SENTENCES,
+        "sign": text.SIGN,
+        "shape": text.shape,
+        "asset_version": _asset_version(),
+    }
+    for name in (
+        "amount",
+        "count",
+        "size",
+        "speed",
+        "work",
+        "duration",
+        "takes",
+        "ratio",
+        "short",
+        "agreement",
+        "told_apart",
+        "evaluation_sentence",
+        "measured",
+        "seat_place",
+    ):
+        made.filters[name] = getattr(text, name)
+    words = (
+        "answered",
+        "bits_words",
+        "drawn_again",
+        "hours",
+        "memory_words",
+        "nodes_sentence",
+        "seat_word",
+        "under_way",
+        "whose_hour",
+    )
+    for name in words:
+        made.filters[name] = getattr(deployments, name)
+    made.filters["nodes_words"] = deployments.nodes
+    made.filters["dataset_format"] = WORDS.__getitem__
+    made.filters["date"] = chart.date
+    made.filters["iso"] = _iso
+    made.filters["moment"] = _moment
+    made.filters["grouped"] = "{:,}".format
+    return made
+
+
 class Renderer:
     """Renders pages."""
 
-    def __init__(self) -> None:
-        self._environment = jinja2.Environment(
-            loader=jinja2.FileSystemLoader(WEB_FOLDER / "templates"),
-            autoescape=True,
-            finalize=_shown,
-            undefined=jinja2.StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
-        self._environment.globals |= {
-            "loss_chart": curves.loss_chart,
-            "rate_chart": curves.rate_chart,
-            "speed_chart": curves.speed_chart,
-            "compare_chart": curves.compare_chart,
-            "price_chart": curves.price_chart,
-            "earned_chart": curves.earned_chart,
-            "navigation": NAVIGATION,
-            "incident_words": INCIDENT_WORDS,
-            "rule_words": RULE_WORDS,
-            "job_looks": JOB_LOOKS,
-            "node_looks": NODE_LOOKS,
-            "serving_looks": SERVING_LOOKS,
-            "array_looks": ARRAY_LOOKS,
-            "serving_sentences": deployments.SERVING_SENTENCES,
-            "check_looks": CHECK_LOOKS,
-            "event_icons": EVENT_ICONS,
-            "entry_looks": ENTRY_LOOKS,
-            "entry_words": ENTRY_WORDS,
-            "job_sentences": text.JOB_SENTENCES,
-            "sign": text.SIGN,
-            "shape": text.shape,
-            "asset_version": _asset_version(),
-        }
-        for name in (
-            "amount",
-            "count",
-            "size",
-            "speed",
-            "work",
-            "duration",
-            "takes",
-            "ratio",
-            "short",
-            "agreement",
-            "told_apart",
-            "evaluation_sentence",
-            "measured",
-            "seat_place",
-        ):
-            self._environment.filters[name] = getattr(text, name)
-        words = (
-            "answered",
-            "bits_words",
-            "drawn_again",
-            "hours",
-            "memory_words",
-            "nodes_sentence",
-            "seat_word",
-            "under_way",
-            "whose_hour",
-        )
-        for name in words:
-            self._environment.filters[name] = getattr(deployments, name)
-        self._environment.filters["nodes_words"] = deployments.nodes
-        self._environment.filters["dataset_format"] = WORDS.__getitem__
-        self._environment.filters["date"] = chart.date
-        self._environment.filters["iso"] = _iso
-        self._environment.filters["moment"] = _moment
-        self._environment.filters["grouped"] = "{:,}".format
-
     def html(self, path: str, name: str, csrf: str = "", who: Principal | None = None, **values: Any) -> str:
         """A page's text. ``csrf``: what its forms bring back; empty where they have it already. ``who``: is signed in."""
-        return self._environment.get_template(name).render(path=path, csrf=csrf, who=who, **values)
+        return environment().get_template(name).render(path=path, csrf=csrf, who=who, **values)
 
     def page(self, request: web.Request, name: str, code: int = 200, **values: Any) -> web.Response:
         """One page, and the cookie that its forms are checked against; packed and without both where it renews itself."""

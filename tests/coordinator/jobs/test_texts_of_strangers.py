@@ -11,7 +11,7 @@ from coordinator.services.core.display_names import readable
 from coordinator.services.core.notifications import letter
 from coordinator.store.records import EventRecord, LogRecord, NodeRecord, NoticeRecord
 from coordinator.store.sql import SqlStore
-from coordinator.web.pages.render import Renderer
+from coordinator.web.pages.render import environment
 from protocol.node import Goodbye
 from protocol.task import TaskFailed
 from tests.coordinator.conftest import House, ScriptedNode, nodes, until
@@ -39,10 +39,8 @@ def test_a_mail_has_the_headers_that_it_was_given(name: str) -> None:
 
 @pytest.mark.parametrize("name", TEXTS)
 def test_a_page_shows_text_as_text(name: str) -> None:
-    environment = Renderer()._environment
-    page = environment.from_string("<p title='{{ text }}'>{{ text }}</p>{{ number }}").render(
-        text=TEXTS[name], number=3
-    )
+    made = environment()
+    page = made.from_string("<p title='{{ text }}'>{{ text }}</p>{{ number }}").render(text=TEXTS[name], number=3)
     assert acts(page) == []
     assert "<script>" not in page
     assert page.endswith("</p>3")

@@ -1,5 +1,6 @@
 """A first plan is looked for again only where somebody came or went: each search holds everybody up."""
 
+import importlib
 from typing import Any
 
 import msgspec
@@ -8,7 +9,8 @@ import pytest
 from coordinator.domain import placement
 from coordinator.services.training.plan_search import PlanSearch
 from tests.coordinator.jobs.test_lifecycle import JOB
-from tests.coordinator.planner.test_placement import SHAPE, node
+from tests.coordinator.planner.test_measured_network import between
+from tests.coordinator.planner.test_placement import SHAPE, TRAINING, node
 
 POOR = [node(number, memory_mb=8) for number in range(1, 4)]
 
@@ -64,3 +66,33 @@ def test_a_plan_that_nobody_could_look_at_waits_for_another_auditor(searched: li
     assert len(searched) == 1
     assert plans.find(job, SHAPE, [node(9)], (1,), [node(2)]) is not None
     assert not plans.is_unseen(job.id)
+
+
+def test_the_same_plan_is_looked_for_once_and_any_other_one_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked: list[int] = []
+    choosing = importlib.import_module(
+        "coordinator.domain.placement.choose"
+    )  # The package has a function of that name.
+    search_all = choosing._search
+
+    def counted(problem: Any, *more: Any) -> Any:
+        looked.append(len(problem.fleet.nodes))
+        return search_all(problem, *more)
+
+    monkeypatch.setattr(choosing, "_search", counted)
+    few = [node(number, 1.73e9) for number in range(1, 4)]
+    first = choosing.choose(SHAPE, TRAINING, few, 1, 2)
+    assert choosing.choose(SHAPE, TRAINING, list(reversed(few)), 1, 2) == first
+    assert looked == [3]
+    others = [*few[:2], msgspec.structs.replace(few[2], floor=1)]
+    for training, nodes, stages, replicas in (
+        (TRAINING, few, 2, 1),
+        (TRAINING, others, 1, 2),
+        (msgspec.structs.replace(TRAINING, tokens=TRAINING.tokens + 1), few, 1, 2),
+    ):
+        choosing.choose(SHAPE, training, nodes, stages, replicas)
+    choosing.choose(SHAPE, TRAINING, few, 1, 2, between(few, lambda _a, _b: 0.2))
+    assert looked == [3] * 5
+    for _ in range(2):  # Of so many nobody writes down what is between them.
+        choosing.choose(SHAPE, TRAINING, [node(number) for number in range(1, 98)], 1, 2)
+    assert looked == [3] * 5 + [97] * 2
