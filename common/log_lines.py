@@ -57,7 +57,18 @@ class JsonLines(logging.Formatter):
         return msgspec.json.encode(fields).decode()
 
 
+def _is_worth_a_line(record: logging.LogRecord) -> bool:
+    """Whether it is not what a stranger sent that is no HTTP, which has its answer: aiohttp tells each with a traceback.
+
+    Whoever looks for open doors in the internet sends such requests by the thousand.
+    """
+    error = record.exc_info[1] if record.exc_info else None
+    return record.name != "aiohttp.server" or type(error).__module__ != "aiohttp.http_exceptions"
+
+
 def log_to(handler: logging.Handler, form: str | logging.Formatter, level: int = logging.INFO) -> None:
-    """Send everything of ``level`` and above to one handler."""
+    """Send everything of ``level`` and above to one handler. Requests that are no HTTP are told from ``DEBUG`` on."""
+    if level > logging.DEBUG:
+        handler.addFilter(_is_worth_a_line)
     handler.setFormatter(Lines(form) if isinstance(form, str) else form)
     logging.basicConfig(level=level, handlers=[handler])

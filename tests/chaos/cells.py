@@ -295,7 +295,7 @@ class CellStorm(Takeovers):
 async def _until_up(http: aiohttp.ClientSession, port: int, cell: int) -> None:
     while True:
         with contextlib.suppress(aiohttp.ClientError, TimeoutError):
-            async with http.get(f"http://{LOOPBACK}:{port}/metrics?cell={cell}") as answer:
+            async with http.get(f"http://{LOOPBACK}:{port}/metrics?cell={cell + 1}") as answer:
                 if answer.status == 200 and UP in await answer.text():
                     return
         await asyncio.sleep(LOOK_S)

@@ -223,8 +223,8 @@ def test_prometheus_asks_one_target_however_many_proxies_there_are(tmp_path: Pat
 def test_prometheus_asks_for_the_figures_of_each_cell() -> None:
     objects = render("bucket", "--set", "coordinator.settings.cells=3")
     endpoints = named(objects, "ServiceMonitor")["spec"]["endpoints"]
-    assert [one["params"]["cell"] for one in endpoints] == [["0"], ["1"], ["2"]]
+    assert [one["params"]["cell"] for one in endpoints] == [["1"], ["2"], ["3"]]
     labels = [
         rule["replacement"] for one in endpoints for rule in one["relabelings"] if rule.get("targetLabel") == "cell"
     ]
-    assert labels == ["0", "1", "2"], "else figures of one cell would overwrite another one's"
+    assert labels == ["1", "2", "3"], "else figures of one cell would overwrite another one's"

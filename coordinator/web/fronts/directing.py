@@ -51,7 +51,7 @@ def way_of(request: web.Request, cells: int) -> RequestWay:
         return ONE_WAY
     path = request.path
     if path == METRICS:
-        return RequestWay(integer(request, "cell", FIRST, 0, cells - 1))
+        return RequestWay(integer(request, "cell", FIRST + 1, 1, cells) - 1)
     if (named := _JOB.search(path)) is not None:
         return RequestWay(cell_of(named[1], cells))
     if (cell := cell_of_token(_token(request), cells)) is not None:

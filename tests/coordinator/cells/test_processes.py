@@ -36,7 +36,7 @@ class Serving:
         """Whether it is ready, and leads to whoever carries each cell: these show the figures of it, which are not a front's."""
         if (await answers(self.url, "/readyz"))[0] != 200:
             return False
-        figures = [await answers(self.url, f"/metrics?cell={cell}") for cell in range(CELLS)]
+        figures = [await answers(self.url, f"/metrics?cell={cell + 1}") for cell in range(CELLS)]
         return all(status == 200 and UP in text for status, text in figures)
 
 

@@ -67,7 +67,7 @@ def at(carriers: list[Carrier]) -> list[int]:
         ("POST", "/api/v1/uploads", {}, 0),
         ("POST", "/sign-in", {}, 0),
         ("GET", "/metrics", {}, 0),
-        ("GET", "/metrics?cell=2", {}, 2),
+        ("GET", "/metrics?cell=3", {}, 2),
     ],
 )
 async def test_a_request_comes_to_the_cell_that_it_names(
@@ -81,10 +81,10 @@ async def test_a_request_comes_to_the_cell_that_it_names(
 
 async def test_figures_of_a_cell_that_there_is_not_are_refused(shared_config: Config, carriers: list[Carrier]) -> None:
     async with front(shared_config, doors_of(carriers)) as url:
-        for number in ("3", "-1", "x"):
+        for number in ("4", "0", "-1", "x"):
             status, said, _ = await sent(url, "GET", f"/metrics?cell={number}")
             assert status == 422, said
-            assert b"from 0 to 2" in said
+            assert b"from 1 to 3" in said
     assert at(carriers) == [0, 0, 0]
 
 
@@ -254,7 +254,7 @@ async def test_who_asks_and_goes_is_led_once_and_fills_no_log(
         for one in slow:
             await stack.enter_async_context(one.serves())
         url = await stack.enter_async_context(served(shared_config, doors_of(slow)))
-        for method, path in (("GET", "/metrics?cell=1"), ("POST", f"/api/v1/jobs/{JOBS[1]}/cancel")):
+        for method, path in (("GET", "/metrics?cell=2"), ("POST", f"/api/v1/jobs/{JOBS[1]}/cancel")):
             with pytest.raises(TimeoutError):
                 await asyncio.wait_for(sent(url, method, path), 0.5)
         await asyncio.sleep(2.0)
