@@ -95,7 +95,7 @@ class House:
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[Postgres]:
     """A PostgreSQL of these tests' own; who kills it starts it again."""
-    made = Postgres()
+    made = Postgres(durable=False)
     try:
         made.start()
         yield made

@@ -47,7 +47,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         case "sqlite in memory":
             made = await SqlStore.open("sqlite+aiosqlite:///:memory:")
         case "postgresql":
-            made = await SqlStore.open(request.getfixturevalue("postgres").url())
+            made = await SqlStore.open(request.getfixturevalue("postgres").migrated_url())
         case _:
             made = await SqlStore.open(f"sqlite+aiosqlite:///{tmp_path / 'test.db'}")
     yield made

@@ -48,7 +48,7 @@ async def get(house: House, path: str) -> tuple[int, str | None, str]:
 async def test_postgresql_is_killed_under_a_running_job_and_comes_back(
     config: Config, postgres: Postgres, caplog: pytest.LogCaptureFixture
 ) -> None:
-    config = replace(config, database_url=postgres.url())
+    config = replace(config, database_url=postgres.migrated_url())
     async with opened(config, FakeChain(), rest=True) as house, nodes(house, 5) as made:
         job = await start(house, rounds=6)
         await reached(house, job, 2)
@@ -88,7 +88,7 @@ async def test_postgresql_is_killed_under_a_running_job_and_comes_back(
 async def test_a_server_that_stands_still_holds_nobody(
     config: Config, postgres: Postgres, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = replace(config, database_url=postgres.url())
+    config = replace(config, database_url=postgres.migrated_url())
     async with opened(config, FakeChain(), rest=True) as house, nodes(house, 4) as made:
         job = await start(house, rounds=6)
         await reached(house, job, 1)

@@ -70,7 +70,7 @@ async def opened(url: str, cell: Cell, folder: Path, ownership: Ownership | None
 @pytest.fixture
 def url(postgres: Postgres) -> str:
     """Of a new database."""
-    return postgres.url()
+    return postgres.migrated_url()
 
 
 @pytest.fixture

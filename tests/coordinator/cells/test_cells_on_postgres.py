@@ -30,7 +30,7 @@ ALL = 3
 
 @pytest.fixture
 async def stores(postgres: Postgres) -> AsyncIterator[list[SqlStore]]:
-    url = postgres.url()
+    url = postgres.migrated_url()
     made = [await SqlStore.open(url, cell=Cell(number, ALL)) for number in range(ALL)]
     yield made
     for store in made:

@@ -91,7 +91,7 @@ async def office(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterato
     if request.param == "memory":
         made = MemoryStore()
     elif request.param == "postgresql":
-        made = await SqlStore.open(request.getfixturevalue("postgres").url())
+        made = await SqlStore.open(request.getfixturevalue("postgres").migrated_url())
     else:
         made = await SqlStore.open(f"sqlite+aiosqlite:///{tmp_path / 'test.db'}")
     async with made.transaction() as tx:

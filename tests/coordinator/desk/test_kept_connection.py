@@ -46,7 +46,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
         yield made
         await made.close()
         return
-    made, ownership = await owned(request.getfixturevalue("postgres").url())
+    made, ownership = await owned(request.getfixturevalue("postgres").migrated_url())
     yield made
     await made.close()
     await ownership.close()
@@ -160,7 +160,7 @@ async def test_a_file_that_another_process_holds_is_waited_for_once(
 
 @needs_postgres
 async def test_a_connection_that_died_while_it_rested_is_replaced_unseen(postgres: Postgres) -> None:
-    url = postgres.url()
+    url = postgres.migrated_url()
     store, ownership = await owned(url)
     killer = create_async_engine(url)
     try:

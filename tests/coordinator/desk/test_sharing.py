@@ -316,7 +316,7 @@ async def test_at_the_end_what_is_under_way_is_stored_and_what_waits_is_not_begu
 
 @needs_postgres
 async def test_what_postgresql_refuses_is_told_and_not_that_its_transaction_is_over(postgres: Postgres) -> None:
-    store = await SqlStore.open(postgres.url())
+    store = await SqlStore.open(postgres.migrated_url())
 
     async def refused() -> None:
         async with store.transaction() as tx:
@@ -355,7 +355,7 @@ async def test_a_kill_in_mid_group_loses_nothing_that_anybody_was_told_and_leave
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     server: Postgres | None = request.getfixturevalue("postgres") if kind == "postgresql" else None
-    url = f"sqlite+aiosqlite:///{tmp_path / 'test.db'}" if server is None else server.url()
+    url = f"sqlite+aiosqlite:///{tmp_path / 'test.db'}" if server is None else server.migrated_url()
     store: Store = await SqlStore.open(url)
     async with store.transaction() as tx:
         for job in JOBS:

@@ -20,7 +20,7 @@ def stored(postgres: Postgres) -> str:
     """The address of a database whose schema is this version's."""
 
     async def made() -> str:
-        url = postgres.url()
+        url = postgres.migrated_url()
         await (await SqlStore.open(url)).close()
         return url
 

@@ -112,7 +112,7 @@ class Town:
 
 @pytest.fixture
 async def town(config: Config, postgres: Postgres) -> AsyncIterator[Town]:
-    config = replace(config, database_url=postgres.url())
+    config = replace(config, database_url=postgres.migrated_url())
     ownership = await Ownership.open(config.database, SystemClock(), "key", "files")
     yield Town(config, FakeChain(), ownership)
     await ownership.close()

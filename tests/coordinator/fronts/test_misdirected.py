@@ -92,7 +92,7 @@ async def test_fronts_are_told_the_cell_and_others_that_it_is_not_here(door: Doo
 
 @needs_postgres
 async def test_a_store_of_a_cell_says_so_of_another_ones_job(door: Door, postgres: Postgres) -> None:
-    store = await SqlStore.open(postgres.url(), None, Cell(0, 3))
+    store = await SqlStore.open(postgres.migrated_url(), None, Cell(0, 3))
 
     async def looks() -> None:
         async with store.transaction() as tx:

@@ -69,7 +69,7 @@ class Parted:
 @pytest.fixture
 async def parted(config: Config, postgres: Postgres) -> AsyncIterator[Parted]:
     auditors = frozenset(key.address for key in AUDITORS)
-    config = replace(config, database_url=postgres.url(), return_seconds=60.0, auditors=auditors)
+    config = replace(config, database_url=postgres.migrated_url(), return_seconds=60.0, auditors=auditors)
     told: dict[int, CellState] = {}
     store = await SqlStore.open(config.database)
     async with all_carried(config, CELLS) as houses:
@@ -264,7 +264,7 @@ async def test_auditors_are_spread(parted: Parted) -> None:
 
 
 async def test_with_one_cell_a_connection_is_led_as_it_comes(config: Config, postgres: Postgres) -> None:
-    config = replace(config, database_url=postgres.url())
+    config = replace(config, database_url=postgres.migrated_url())
     async with carried(config, Cell()) as house:
         door = house.url.removesuffix(PATH)
         async with front(config, [lambda: door]) as url, dialled(url) as socket:

@@ -127,7 +127,7 @@ async def test_what_is_paid_long_after_a_job_ended_shows_in_the_totals() -> None
 
 @needs_postgres
 async def test_two_who_write_at_once_both_count(postgres: Postgres) -> None:
-    url = postgres.url()
+    url = postgres.migrated_url()
     stores = [await SqlStore.open(url) for _ in range(2)]
 
     async def work(place: int) -> None:

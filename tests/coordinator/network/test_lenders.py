@@ -60,7 +60,7 @@ async def store(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator
     if kind == "sqlite":
         made = await SqlStore.open(f"sqlite+aiosqlite:///{tmp_path / 'test.db'}")
     elif kind == "postgresql":
-        made = await SqlStore.open(request.getfixturevalue("postgres").url())
+        made = await SqlStore.open(request.getfixturevalue("postgres").migrated_url())
     yield made
     await made.close()
 

@@ -249,7 +249,7 @@ def _away(_store: SqlStore) -> None:
 async def test_postgresql_is_killed_or_stands_still_and_the_metrics_answer_in_time(
     config: Config, postgres: Postgres, fate: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with watched(replace(config, database_url=postgres.url())) as it:
+    async with watched(replace(config, database_url=postgres.migrated_url())) as it:
         await opened_before(it)
         for module in (vital_signs, watchers):
             monkeypatch.setattr(module, "ANSWER_S", 2.0)
