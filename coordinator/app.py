@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -68,14 +68,20 @@ LOG = logging.getLogger(__name__)
 
 @asynccontextmanager
 async def build(
-    config: Config, clock: Clock | None = None, ownership: Ownership | None = None, beside: CellWork | None = None
+    config: Config,
+    clock: Clock | None = None,
+    ownership: Ownership | None = None,
+    beside: CellWork | None = None,
+    ends: Sequence[asyncio.Event] = (),
 ) -> AsyncIterator[tuple[web.Application, CoordinatorParts]]:
     """A coordinator with its ledger, database and folders, ready to be served and looped.
 
     Args:
         ownership: of a database that other coordinators wait for.
         beside: of which cell it is, where there are several.
+        ends: what says that it is to end, also while it catches up.
     Raises:
+        EndedError: it was to end while it did.
         LedgerError: the ledger does not answer, or has no market program.
         StoreError: the database or the bucket cannot be used.
         KeyFileError: the coordinator's key cannot be read.
@@ -133,7 +139,7 @@ async def build(
         if not config.open and cell.number == 0 and not await auth.accounts.any():
             LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
         if restoring.is_restored(config.data):
-            await restoring.catch_up(parts.context, chain, artifacts, key)
+            await restoring.catch_up(parts.context, chain, artifacts, key, ends)
         await parts.recover()
         yield app, parts
 
@@ -270,27 +276,28 @@ async def _work(
     beside: CellWork | None = None,
 ) -> None:
     """Be the coordinator, until one of ``ends`` says that it is asked to stop, or that another one is."""
-    async with build(config, ownership=ownership, beside=beside) as (app, parts):
-        runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S)
-        await runner.setup()
-        assert runner.server is not None
-        app[CONNECTIONS].guard(runner.server)
-        try:
-            await listen(runner, config.host, config.port)
-            url = url_of(config.host, _port_of(runner))
-            if ownership is not None:
-                anywhere = config.reachable_at is None and is_anywhere(config.host)
-                ownership.open_door(_reached_at(config, url), anywhere)
-            ready(url)
-            loops = parts.loops()
-            if own is not None:
-                loops["auditor"] = partial(own.run, url)
-            if ownership is not None and beside is None and config.reachable_at is not None:
-                loops["own door"] = partial(warn_of_door, config.reachable_at)
-            with nullcontext() if beside is None else beside.others.taking(beside.cell.number, app[NODES]):
-                await _loop(loops, *ends)
-        finally:
-            await runner.cleanup()
+    with suppress(restoring.EndedError):
+        async with build(config, ownership=ownership, beside=beside, ends=ends) as (app, parts):
+            runner = web.AppRunner(app, shutdown_timeout=SHUTDOWN_S, keepalive_timeout=IDLE_S)
+            await runner.setup()
+            assert runner.server is not None
+            app[CONNECTIONS].guard(runner.server)
+            try:
+                await listen(runner, config.host, config.port)
+                url = url_of(config.host, _port_of(runner))
+                if ownership is not None:
+                    anywhere = config.reachable_at is None and is_anywhere(config.host)
+                    ownership.open_door(_reached_at(config, url), anywhere)
+                ready(url)
+                loops = parts.loops()
+                if own is not None:
+                    loops["auditor"] = partial(own.run, url)
+                if ownership is not None and beside is None and config.reachable_at is not None:
+                    loops["own door"] = partial(warn_of_door, config.reachable_at)
+                with nullcontext() if beside is None else beside.others.taking(beside.cell.number, app[NODES]):
+                    await _loop(loops, *ends)
+            finally:
+                await runner.cleanup()
 
 
 def _reached_at(config: Config, url: str) -> str:

@@ -5,9 +5,11 @@ A file in the data folder says that it was restored; it goes once every job is u
 
 import asyncio
 import logging
-from collections.abc import Collection
+import os
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
+import msgspec
 from aiohttp import web
 
 from coordinator.services.artifacts.artifacts import ArtifactStore
@@ -36,7 +38,7 @@ LOG = logging.getLogger(__name__)
 
 def mark(data: Path) -> None:
     """Have the next coordinator of this folder ask its nodes."""
-    (data / MARK).touch()
+    (data / MARK).write_bytes(b"")
 
 
 def is_restored(data: Path) -> bool:
@@ -44,11 +46,49 @@ def is_restored(data: Path) -> bool:
     return (data / MARK).exists()
 
 
-async def catch_up(context: Context, chain: ChainPort, artifacts: ArtifactStore, key: NodeKey) -> None:
-    """Ask nodes for a while at the address where they will find the coordinator, then bring every job up to date."""
+class EndedError(Exception):
+    """The coordinator is to end before all is up to date: the next one goes on with it."""
+
+
+async def catch_up(
+    context: Context, chain: ChainPort, artifacts: ArtifactStore, key: NodeKey, ends: Sequence[asyncio.Event] = ()
+) -> None:
+    """Ask nodes for a while at the address where they will find the coordinator, then bring every job up to date.
+
+    Raises:
+        EndedError: one of ``ends`` says that the coordinator is to end.
+    """
+    catching = asyncio.create_task(_catch_up(context, chain, artifacts, key), name="catching-up")
+    waiting = [asyncio.create_task(end.wait()) for end in ends]
+    try:
+        await asyncio.wait((catching, *waiting), return_when=asyncio.FIRST_COMPLETED)
+        if not catching.done():
+            raise EndedError
+        catching.result()
+    finally:
+        for task in (catching, *waiting):
+            task.cancel()
+        await asyncio.gather(catching, *waiting, return_exceptions=True)
+
+
+def _as_in_backup(data: Path, now: Mapping[str, tuple[int, int]]) -> dict[str, tuple[int, int]]:
+    """Where jobs stood when this was begun, which the mark remembers: a crash in the middle leaves some that have gone ahead."""
+    if known := (data / MARK).read_bytes():
+        return msgspec.json.decode(known, type=dict[str, tuple[int, int]])
+    draft = data / f"{MARK}.draft"
+    with draft.open("wb") as file:
+        file.write(msgspec.json.encode(now))
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(data / MARK)
+    return dict(now)
+
+
+async def _catch_up(context: Context, chain: ChainPort, artifacts: ArtifactStore, key: NodeKey) -> None:
     config, clock = context.config, context.clock
     work = CatchingUp(context, chain, artifacts)
     wanted = await work.at_work()
+    backup = _as_in_backup(config.data, wanted)
     nodes = Nodes(context, NobodysLeases(context), chain, key.address, lambda _node: (), key)
     await nodes.recover()
     recall = Recall(context, nodes, RecordsSeal(key.seed), wanted)
@@ -68,11 +108,11 @@ async def catch_up(context: Context, chain: ChainPort, artifacts: ArtifactStore,
     try:
         await listen(runner, config.host, config.port)
         await _wait(recall, wanted)
+        found = {job: tuple(records) for job, records in recall.found.items()}
+        LOG.warning("nodes have returned %d entries, of %d jobs", sum(map(len, found.values())), len(found))
+        await work.run(found, backup)
     finally:
         await runner.cleanup()
-    found = sum(map(len, recall.found.values()))
-    LOG.warning("nodes have returned %d entries, of %d jobs", found, len(recall.found))
-    await work.run(recall.found)
     (config.data / MARK).unlink()
 
 
@@ -85,5 +125,6 @@ async def _wait(recall: Recall, wanted: Collection[str]) -> None:
     began = asyncio.get_running_loop().time()
     while (passed := asyncio.get_running_loop().time() - began) < MOST_S:
         await asyncio.sleep(LOOK_S)
+        recall.look()
         if passed >= LEAST_S and not recall.waits and all(job in recall.found for job in wanted):
             return

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -18,10 +18,12 @@ from coordinator.domain.job import Job, JobState
 from coordinator.domain.lease import TAKES_ANY, Lease
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
+from coordinator.services.recovery import catching_up
 from coordinator.services.recovery.job_records import RecordsSeal
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, RoundRecord, RunRecord
 from coordinator.store.sql import SqlStore
+from ledger.errors import LedgerAnswerError
 from protocol.codec import decode, encode
 from protocol.identity import NodeKey
 from protocol.node import (
@@ -164,6 +166,62 @@ async def test_where_nobody_comes_the_backup_alone_is_gone_on_from(quick: Config
     await restoring.catch_up(context, FakeChain(), cast(ArtifactStore, FakeArtifacts()), COORDINATOR_KEY)
     await store.close()
     assert not restoring.is_restored(quick.data)
+
+
+async def test_who_is_to_end_meanwhile_does_and_the_next_one_goes_on_with_it(quick: Config) -> None:
+    restoring.mark(quick.data)
+    store = await SqlStore.open(quick.database)
+    context, ends = Context(quick, SystemClock(), store, bytes), [asyncio.Event(), asyncio.Event()]
+    files = cast(ArtifactStore, FakeArtifacts())
+    asyncio.get_running_loop().call_later(0.3, ends[1].set)
+    with pytest.raises(restoring.EndedError):
+        async with asyncio.timeout(restoring.LEAST_S):
+            await restoring.catch_up(context, FakeChain(), files, COORDINATOR_KEY, ends)
+    assert restoring.is_restored(quick.data)
+    with socket.create_server(("127.0.0.1", quick.port)):
+        pass  # Nobody has it.
+    await restoring.catch_up(context, FakeChain(), files, COORDINATOR_KEY)
+    await store.close()
+    assert not restoring.is_restored(quick.data)
+
+
+@pytest.mark.parametrize("times", [1, 1_000])
+async def test_what_is_on_the_ledger_and_cannot_be_read_holds_nothing_up(
+    quick: Config, monkeypatch: pytest.MonkeyPatch, times: int
+) -> None:
+    """A stranger may name an escrow in more transactions than are read; an endpoint may not have what it lists yet."""
+    monkeypatch.setattr(catching_up, "PAUSE_S", 0.01)
+    job, kept, chain, _ = await kept_by_nodes()
+    seal, asked, written = RecordsSeal(COORDINATOR_KEY.seed), list[str](), chain.written
+
+    async def unreadable(submitter: str, asked_of: str) -> Mapping[str, str]:
+        asked.append(asked_of)
+        if len(asked) <= times:
+            raise LedgerAnswerError("more than 20000 transactions mention it")
+        return await written(submitter, asked_of)
+
+    monkeypatch.setattr(chain, "written", unreadable)
+    store = await SqlStore.open(quick.database)
+    found = [records for entry, data in kept.items() if (records := seal.open(entry, data)) is not None]
+    work = catching_up.CatchingUp(
+        Context(quick, SystemClock(), store, bytes), chain, cast(ArtifactStore, FakeArtifacts())
+    )
+    await work.run({job: found}, {})
+    async with store.transaction() as tx:
+        [record] = await tx.find(RunRecord, col(RunRecord.job).equals(job))
+        [stored] = await tx.find(Job, col(Job.id).equals(job))
+    await store.close()
+    assert asked == [job] * min(times + 1, catching_up.TRIES)
+    assert record.run.done == 6
+    assert stored.paid == sum(chain.escrows[job].paid.values())
+
+
+def test_a_mark_remembers_where_jobs_stood_until_another_backup_is_brought_back(tmp_path: Path) -> None:
+    restoring.mark(tmp_path)
+    assert restoring._as_in_backup(tmp_path, {"a": (3, 7)}) == {"a": (3, 7)}
+    assert restoring._as_in_backup(tmp_path, {"a": (10_003, 19), "b": (10_000, 1)}) == {"a": (3, 7)}
+    restoring.mark(tmp_path)
+    assert restoring._as_in_backup(tmp_path, {}) == {}
 
 
 async def test_an_entry_is_opened_by_its_coordinator_alone_and_only_whole() -> None:

@@ -7,6 +7,7 @@ import pytest
 
 from coordinator.domain.audits import auditors
 from coordinator.domain.job import JobState
+from coordinator.restoring import LOOK_S
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
 from coordinator.services.network.nodes import Nodes
@@ -15,7 +16,7 @@ from coordinator.services.recovery.job_records import RecordsSeal
 from coordinator.services.recovery.recall import NobodysLeases, Recall
 from coordinator.services.views.restores import restores_of
 from coordinator.store.memory import MemoryStore
-from coordinator.store.records import CommitRecord, NodeRecord, RoundRecord
+from coordinator.store.records import CommitRecord, EventRecord, NodeRecord, RoundRecord, RunRecord
 from protocol.codec import decode
 from protocol.node import MAX_RECORDS, PROTOCOL, Hello, NodeMessage
 from tests.coordinator.fakes import COORDINATOR, COORDINATOR_KEY, FakeArtifacts, spec
@@ -36,31 +37,38 @@ def backup_of(store: MemoryStore) -> MemoryStore:
     return made
 
 
-async def restore(world: World, backup: MemoryStore) -> Recall:
-    """Another coordinator begins from a backup, with what nodes return and the ledger shows."""
+async def restore(world: World, backup: MemoryStore, stood: dict[str, tuple[int, int]] | None = None) -> Recall:
+    """Another coordinator begins from a backup, with what nodes return and the ledger shows.
+
+    ``stood``: where jobs stood in the backup; None: they do.
+    """
     world._fall()
     world.records = backup
     context = Context(world.config, world.clock, FaultyStore(backup, world), world.chance.randbytes)
     work = CatchingUp(context, world.chain, cast(ArtifactStore, FakeArtifacts()))
     nodes = Nodes(context, NobodysLeases(context), world.chain, COORDINATOR, lambda _node: (), COORDINATOR_KEY)
-    recall = Recall(context, nodes, RecordsSeal(COORDINATOR_KEY.seed), await work.at_work())
+    now = await work.at_work()
+    recall = Recall(context, nodes, RecordsSeal(COORDINATOR_KEY.seed), now)
     for node in world.nodes:
         if node.up:
-            await ask(node, nodes, recall)
-    await work.run(recall.found)
+            await ask(world, node, nodes, recall)
+    await work.run(recall.found, now if stood is None else stood)
     return recall
 
 
-async def ask(node: SimNode, nodes: Nodes, recall: Recall) -> None:
+async def ask(world: World, node: SimNode, nodes: Nodes, recall: Recall) -> None:
     """A node says what it keeps, and returns what is asked for."""
     signature = node.key.sign("cottage-hello", NONCE, HOST.encode())
     hello = Hello(PROTOCOL, node.key.address, node.payout, signature, node.profile, node.held())
     node.session = session = await nodes.enter(hello, NONCE, HOST, node._receive, lambda _reason: node.cut())
     await recall.begin(session, hello)
-    while node.inbox:
-        node.obey()
-        while node.out:
-            await recall.receive(session, decode(node.out.popleft(), NodeMessage))
+    while node.inbox or recall.waits:
+        while node.inbox:
+            node.obey()
+            while node.out:
+                await recall.receive(session, decode(node.out.popleft(), NodeMessage))
+        world.clock.t += LOOK_S
+        recall.look()
     recall.left(session)
     node.cut()
 
@@ -103,6 +111,24 @@ async def test_a_job_goes_on_where_its_nodes_are_and_nobody_is_paid_twice_or_pun
     assert not any(node.banned for node in nodes)
     earned = Counter({node.payout: node.earned for node in nodes})
     assert +earned == +Counter(world.chain.escrows[job].paid)
+
+
+@pytest.mark.parametrize("seed", [3])
+async def test_a_restore_that_is_begun_again_leaves_what_it_had_brought_up(seed: int) -> None:
+    """After a crash in the middle, say, when nodes keep nothing newer any more."""
+    world, job, _ = await disaster(seed)
+    [before] = await read(world, RunRecord, job)
+    assert before.run.kept
+    assert before.run.done >= DISASTER - 1
+    told = await read(world, EventRecord, job)
+    for _ in range(2):
+        await restore(world, backup_of(world.records), {job: (0, BACKUP)})
+    assert await read(world, RunRecord, job) == [before]
+    assert await read(world, EventRecord, job) == told
+    stored = await to_the_end(world, job)
+    await check(world, job, stored)
+    done = Counter(r.number for r in await read(world, RoundRecord, job) if r.state == "complete")
+    assert set(done.values()) == {1}, "no complete round was done again"
 
 
 @pytest.mark.one_in(2)

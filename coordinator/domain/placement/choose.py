@@ -3,9 +3,9 @@
 Every shape that the nodes allow is tried with a start that costs microseconds; the few best are searched.
 """
 
+import hashlib
+from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import lru_cache
 
 import msgspec
 
@@ -113,7 +113,7 @@ def choose(
     fleet, load = survey(pool, network), options.load or load_of(shape, training)
     problem = PlacementProblem(shape, training, fleet, load, _far(fleet, load) if len(pool) <= MAX_PAIRED else ())
     asked = _Asked(problem, stages, replicas, min(options.most_replicas, _useful_replicas(training)), options)
-    found = _plan(asked) if len(pool) > MAX_PAIRED else _known(_Question(msgspec.msgpack.encode(asked), asked))
+    found = _plan(asked) if len(pool) > MAX_PAIRED else _known(asked)
     if found is None:
         most = stages or min(shape.layers, MAX_STAGES, len(pool) // (replicas or 1))
         memories = sorted(problem.fleet.memory, reverse=True)[:most]
@@ -133,18 +133,18 @@ class _Asked(msgspec.Struct, frozen=True):
     options: PlanOptions
 
 
-@dataclass(frozen=True)
-class _Question:
-    """The same as another one where all is that they are ``said`` with."""
-
-    said: bytes
-    asked: _Asked = field(compare=False)
+_PLANS: OrderedDict[bytes, Placement | None] = OrderedDict()
 
 
-@lru_cache(maxsize=KNOWN)
-def _known(question: _Question) -> Placement | None:
+def _known(asked: _Asked) -> Placement | None:
     """A job is quoted while its form is filled in, when it is made, and planned when it is paid: mostly all alike."""
-    return _plan(question.asked)
+    said = hashlib.sha256(msgspec.msgpack.encode(asked)).digest()
+    if said not in _PLANS:
+        _PLANS[said] = _plan(asked)
+        if len(_PLANS) > KNOWN:
+            _PLANS.popitem(last=False)
+    _PLANS.move_to_end(said)
+    return _PLANS[said]
 
 
 def _plan(asked: _Asked) -> Placement | None:

@@ -23,6 +23,7 @@ WEEKS = 4  # That a forecast learns from.
 LEAST_HERE_S = 3600  # Of a week; a machine that was here for less says nothing of it.
 GIGAFLOP = 10**9
 PETAFLOP = 10**15
+AT_ONCE = 8_192  # Machines that one statement asks for: a database takes some 32,000 values.
 
 
 class MachineDays:
@@ -109,11 +110,12 @@ class Added(NamedTuple):
 
 
 async def add(tx: Transaction, now: float, machines: Mapping[str, Added]) -> None:
-    """Add to machines' days, all at once."""
-    day, nodes = day_of(now), tuple(sorted(machines))
-    if not nodes:
-        return
-    before = await tx.find(MachineDay, col(MachineDay.node).in_(nodes), col(MachineDay.day).equals(day))
+    """Add to machines' days, thousands at once."""
+    day, nodes = day_of(now), sorted(machines)
+    before: list[MachineDay] = []
+    for start in range(0, len(nodes), AT_ONCE):
+        some = tuple(nodes[start : start + AT_ONCE])
+        before += await tx.find(MachineDay, col(MachineDay.node).in_(some), col(MachineDay.day).equals(day))
     after = [
         msgspec.structs.replace(
             known,

@@ -4,6 +4,7 @@ import logging
 from collections.abc import Mapping, Sequence
 
 from coordinator.domain.job import LIVE, Job, JobState
+from coordinator.domain.rounds.run import RESTORED_EPOCHS
 from coordinator.services.artifacts.artifacts import ArtifactStore
 from coordinator.services.core.context import Context
 from coordinator.services.payments.chain import ChainPort
@@ -11,9 +12,10 @@ from coordinator.services.recovery.job_records import JobRecords
 from coordinator.services.recovery.restoration import JobRestoration, LedgerTruth
 from coordinator.store.ports import col
 from coordinator.store.records import CommitRecord, NodeRecord, RunRecord
-from ledger.errors import LedgerUnavailableError
+from ledger.errors import LedgerAnswerError, LedgerUnavailableError
 
 PAUSE_S = 2.0  # Between two questions to a ledger that does not answer: without it nothing can be known.
+TRIES = 3  # An endpoint may list a transaction a moment before it has it.
 
 LOG = logging.getLogger(__name__)
 
@@ -31,9 +33,15 @@ class CatchingUp:
             runs = {record.job: (record.run.epoch, record.run.done) for record in await tx.find(RunRecord)}
         return {job.id: runs.get(job.id, (-1, 0)) for job in jobs if job.state is not JobState.CREATED}
 
-    async def run(self, found: Mapping[str, Sequence[JobRecords]]) -> None:
-        """Bring up each job that is at work in the backup, or that nodes know of."""
-        for job in sorted({*await self.at_work(), *found}):
+    async def run(self, found: Mapping[str, Sequence[JobRecords]], backup: Mapping[str, tuple[int, int]]) -> None:
+        """Bring up each job that is at work in the backup, or that nodes know of.
+
+        Args:
+            backup: where jobs stood in it (``at_work``). One whose epoch has jumped ahead since was brought up before a crash.
+        """
+        now = await self.at_work()
+        done = {job for job, (epoch, _) in now.items() if epoch - backup.get(job, (-1, 0))[0] >= RESTORED_EPOCHS}
+        for job in sorted({*now, *found} - done):
             entries = found.get(job, ())
             ledger = await self._read(job, entries)
             async with self._context.store.transaction() as tx:
@@ -56,7 +64,21 @@ class CatchingUp:
                 if escrow is None:
                     return LedgerTruth(None)
                 paid = await self._chain.received(submitter, job, payees)
-                return LedgerTruth(escrow, paid, await self._chain.written(submitter, job))
+                return LedgerTruth(escrow, paid, await self._written(submitter, job))
             except LedgerUnavailableError as error:
                 LOG.warning("the restore waits for the ledger: %s", error)
                 await self._context.clock.sleep(PAUSE_S)
+
+    async def _written(self, submitter: str, job: str) -> Mapping[str, str]:
+        """The job's events that are on the ledger already.
+
+        Where they cannot be read, since a stranger has named the escrow in thousands of transactions or the ledger lacks one of
+        them, the job goes on all the same: what is sent again stands there twice.
+        """
+        for _ in range(TRIES):
+            try:
+                return await self._chain.written(submitter, job)
+            except LedgerAnswerError as error:
+                LOG.warning("what is on the ledger of job %s: %s", job, error)
+                await self._context.clock.sleep(PAUSE_S)
+        return {}

@@ -68,7 +68,7 @@ class CoordinatorRecords:
             self._make_room(message.entry.job)
 
     def kept(self) -> RecordsKept:
-        """Every entry that is here, the newest of each job first where there are too many for one message."""
+        """Every entry that is here; no more are kept than one message names."""
         with self._lock:
             found = sorted(self._entries(), key=lambda entry: entry.stands, reverse=True)
         return RecordsKept(tuple(found[:MAX_ENTRIES]))

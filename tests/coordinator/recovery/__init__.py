@@ -1,0 +1,1 @@
+"""What a restored coordinator asks its nodes."""
