@@ -1,6 +1,7 @@
 """Rows with a chosen and a rejected answer: each form in each format, as ``trl`` renders them, side by side in windows."""
 
 import json
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -115,13 +116,21 @@ def by_trl(trl: Any, tokenizer: Any, rows: list[dict[str, Any]]) -> list[tuple[l
     from datasets import Dataset as Rows
     from trl.trainer.dpo_trainer import DPOTrainer
 
-    found = []
-    for row in rows:  # The library looks at the first row only to see of what form all are.
-        nobody = SimpleNamespace(_tokenizer=tokenizer, _is_vision_dataset=False)
-        args = SimpleNamespace(dataset_num_proc=None, max_length=None, truncation_mode="keep_start")
-        made = DPOTrainer._prepare_dataset(nobody, Rows.from_list([row]), tokenizer, args, "train")[0]
-        found.append((made["prompt_ids"], made["chosen_ids"], made["rejected_ids"]))
-    return found
+    # The library looks at the first row only to see of what form all are, and fills in members that others have.
+    alike = defaultdict[str, list[int]](list)
+    for number, row in enumerate(rows):
+        members = {name: {*map(tuple, value)} if isinstance(value, list) else None for name, value in row.items()}
+        alike[str({name: value and sorted(value) for name, value in members.items()})].append(number)
+    found: dict[int, tuple[list[int], list[int], list[int]]] = {}
+    nobody = SimpleNamespace(_tokenizer=tokenizer, _is_vision_dataset=False)
+    args = SimpleNamespace(dataset_num_proc=None, max_length=None, truncation_mode="keep_start")
+    for numbers in alike.values():
+        given = Rows.from_list([rows[number] for number in numbers])
+        for number, made in zip(
+            numbers, DPOTrainer._prepare_dataset(nobody, given, tokenizer, args, "train"), strict=True
+        ):
+            found[number] = made["prompt_ids"], made["chosen_ids"], made["rejected_ids"]
+    return [found[number] for number in range(len(rows))]
 
 
 @pytest.mark.one_in(4)
