@@ -122,7 +122,29 @@ EVENT_ICONS: Final = {
     "settled": "check",
     "failed": "cross",
     "cancelled": "stop",
+    "budget": "coin",
+    "spent": "coin",
+    "promised": "coin",
+    "shared": "eye",
+    "evaluation": "eye",
+    "joined": "node",
+    "limit": "wait",
+    "unused": "wait",
+    "crowded": "wait",
+    "period": "plan",
+    "crossing": "plan",
+    "moved": "plan",
+    "stake": "alert",
+    "overflow": "alert",
+    "element": "alert",
+    "dispute": "shield",
+    "pausing": "pause",
+    "ending": "clock",
+    "stopping": "stop",
+    "resumed": "run",
+    "restored": "upload",
 }
+"""Of each kind of event, a picture of ``static/icons.svg``."""
 
 # Address, name, and the addresses that belong under it.
 NAVIGATION: Final = (
