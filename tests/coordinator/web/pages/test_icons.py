@@ -32,7 +32,7 @@ def noted(code: str) -> set[str]:
         for kind in (*notes, *rows)
         for word in ([kind.body, kind.orelse] if isinstance(kind, ast.IfExp) else [kind])
     ]
-    return {word.value for word in words if isinstance(word, ast.Constant)}
+    return {word.value for word in words if isinstance(word, ast.Constant) and isinstance(word.value, str)}
 
 
 def test_each_kind_of_event_has_a_picture_of_its_own_choice() -> None:
