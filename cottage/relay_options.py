@@ -30,7 +30,7 @@ from transport.relay.options import (
     RelayOptions,
     check_ip,
 )
-from transport.relay.policy import Network
+from transport.relay.peer_policy import Network
 
 MAX_URLS = 8  # As many as an announcement names (RelayReport.urls).
 BYTES_PER_MBIT = 125_000

@@ -22,7 +22,7 @@ from tests.relay.conftest import asker, code, needs_coturn, relayed
 from tests.support.addresses import free_port
 from transport.ice.ice import IceServer, turn_credentials
 from transport.relay.errors import OptionsError
-from transport.relay.policy import FORBIDDEN
+from transport.relay.peer_policy import FORBIDDEN
 
 ROOT = Path(__file__).parents[2]
 SERVICE = ROOT / "installer" / "relay" / "cottage-relay.service"

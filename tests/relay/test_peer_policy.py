@@ -6,7 +6,7 @@ import pytest
 
 from tests.relay.conftest import any_relay, asker, code, needs_coturn, needs_ipv6, peer, until
 from transport.relay.message import Attribute
-from transport.relay.policy import PeerPolicy
+from transport.relay.peer_policy import PeerPolicy
 from transport.relay.server import RelayServer
 
 FORBIDDEN_V4 = [

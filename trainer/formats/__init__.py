@@ -9,4 +9,8 @@ outline    where the rows of a JSON object are
 documents  JSON lines, and JSON documents that do not fit into memory
 tables     CSV, TSV and their kin
 parquet    columns of Parquet, through pyarrow
+conversations  rows that are messages with roles, in the forms of chat models' own programs
+talk       what is said in such a row
+
+Which format a file has, ``protocol.datasets.file_formats`` says; which of these reads it, ``trainer.data.text.numbered``.
 """

@@ -1,4 +1,4 @@
-"""How much one node grants its peers, each limit with its reason."""
+"""How much one node grants its peers, each limit with its reason. Sizes of frames and headers are in ``framing``."""
 
 from dataclasses import dataclass
 

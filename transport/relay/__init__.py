@@ -5,7 +5,7 @@
     options      what the operator chose                    server     listeners, timers, beginning and end
     message      STUN messages as bytes                     desk       answers requests
     credentials  time-limited passwords, nonces             allocation one client's relayed address
-    policy       which addresses may be peers               usage      counters, quotas, rates
+    peer_policy  which addresses may be peers               usage      counters, quotas, rates
     guard        what strangers may cost                    stream     clients over TCP and TLS
     datagrams    UDP in batches                             metrics    Prometheus text, health
     speed        tests the speed of a client's line

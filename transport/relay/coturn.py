@@ -16,7 +16,7 @@ from pathlib import Path
 from common.clock import Clock, within
 from transport.relay.errors import CoturnError
 from transport.relay.options import RelayOptions
-from transport.relay.policy import FORBIDDEN, Network
+from transport.relay.peer_policy import FORBIDDEN, Network
 from transport.relay.usage import Users
 
 PROGRAM = "turnserver"

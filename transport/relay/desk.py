@@ -16,7 +16,7 @@ from transport.relay.errors import CredentialError, ListenError, MalformedMessag
 from transport.relay.guard import StrangerGuard
 from transport.relay.message import Address, Attribute, StunMessage
 from transport.relay.options import RelayOptions
-from transport.relay.policy import PeerPolicy
+from transport.relay.peer_policy import PeerPolicy
 from transport.relay.speed import SpeedTests
 from transport.relay.usage import Bucket, Counters, Users
 

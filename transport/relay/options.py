@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from common.errors import UrlError
 from common.urls import parse_host
 from transport.relay.errors import OptionsError
-from transport.relay.policy import Network
+from transport.relay.peer_policy import Network
 
 STUN_PORT = 3478
 NAT_PORT = 3479

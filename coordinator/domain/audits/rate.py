@@ -11,8 +11,9 @@ it: no round adds more than 1.05 times its honest part to what it was paid and w
 pipeline's pot and not the node's own share, since one that sends nothing of worth may spare all others of it their work, too.
 
 Beside it, where nodes have stakes: with probability ``p`` one step of a commitment is re-run, three times in four any of them
-(``draw.LAST``). Whoever forges a fraction ``f`` of the steps gains ``f * share`` and is found with at least ``3/4 p f``; then it
-loses what is verified and not paid yet, and the part of its stake that a slash takes. Forging does not pay, whatever ``f``, once
+(``sampling.LAST``). Whoever forges a fraction ``f`` of the steps gains ``f * share`` and is found with at least ``3/4 p f``; then
+it loses what is verified and not paid yet, and the part of its stake that a slash takes. Forging does not pay, whatever ``f``,
+once
 
     p  >=  4/3 * share / (unpaid + slashable)
 

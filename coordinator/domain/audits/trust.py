@@ -1,6 +1,6 @@
 """An audit and its life.
 
-Which steps are audited follows from ``draw``; by whom from the same seed (``auditors``); what it costs stands in ``penalty``.
+Which steps are audited follows from ``sampling``; by whom from the same seed (``auditors``); what it costs stands in ``penalty``.
 
 ::
 

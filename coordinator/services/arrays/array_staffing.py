@@ -17,7 +17,7 @@ from coordinator.services.core.unit_of_work import UnitOfWork
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.payees import affordable, payable, payees_of
 from coordinator.services.payments.period_jobs import give_up_late
-from coordinator.services.training.staffing import FORGIVEN_S, MAX_FAULTS_PER_NODE
+from coordinator.services.training.job_faults import FORGIVEN_S, MAX_FAULTS_PER_NODE
 from coordinator.store.ports import Condition, col
 from coordinator.store.records import CommitRecord
 from protocol.ids import Digest

@@ -37,7 +37,7 @@ from coordinator.services.payments.escrows import check_delivery
 from coordinator.store.ports import Condition, Transaction, col
 from coordinator.store.records import OutputRecord
 from protocol.rest import api
-from transport.relay.policy import Network
+from transport.relay.peer_policy import Network
 
 ATTEMPTS: Final = 8
 FIRST_PAUSE, MAX_PAUSE = 10.0, 6 * 3600.0  # Between attempts, four times as long each time: two days in all.

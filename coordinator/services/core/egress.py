@@ -11,7 +11,7 @@ from typing import Any, Final
 import aiohttp
 
 from common.http_sessions import open_session
-from transport.relay.policy import Network, PeerPolicy
+from transport.relay.peer_policy import Network, PeerPolicy
 
 _FAMILIES: Final = frozenset({socket.AF_INET, socket.AF_INET6})
 

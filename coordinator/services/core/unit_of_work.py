@@ -119,7 +119,13 @@ class UnitOfWork:
         return found
 
     def note(self, kind: str, text: str) -> None:
-        """Add a line to the timeline."""
+        """Add a line to the timeline.
+
+        Args:
+            kind: has a picture in ``EVENT_ICONS`` (``web.pages.render``). Some are more: ``KINDS`` of ``notifications`` are
+                told to the account, ``_WARNINGS`` of ``logs`` are warnings, ``INCIDENTS`` of ``views.market_views`` are
+                counted by day.
+        """
         self._events.append(EventRecord(self.job.id, self.now, kind, untrusted(text)))
 
     def advance(self, to: JobState, reason: str = "") -> None:

@@ -1,4 +1,4 @@
-"""What earlier jobs took and cost beside their plans."""
+"""Earlier jobs' outcomes: what they took and cost beside their plans. A job's timeline is ``UnitOfWork.note``'s."""
 
 from collections.abc import Sequence
 

@@ -1,6 +1,9 @@
 """What was decided of nodes and holds until it is taken back: who is banned, who drains, who has evaded an audit lately.
 
 Each cell decides, and stores it; the others look at what is stored every few seconds, and act upon what is new.
+
+The reasons of bans are made in ``audits.audit_outcomes.send_away``, and of the operator's in ``operation.node_orders``; what an
+owner is told of them is ``nodes.why_banned``.
 """
 
 from collections.abc import Callable, Mapping, Sequence

@@ -31,6 +31,8 @@ TRYING = (JobState.PLANNED, JobState.RUNNING)
 MIN_OWNERS = 3  # Of whom one has standing.
 MAX_FAULTS_PER_JOB = 12  # So many failures on several machines are the job's, not theirs.
 MAX_FAULTS_PER_OWNER = 2  # That count of those, as long as somebody is here whom the job has not failed.
+MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
+FORGIVEN_S = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
 
 
 async def faulty_jobs(tx: Transaction, account_id: str, now: float) -> list[Job]:

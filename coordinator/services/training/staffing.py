@@ -25,7 +25,7 @@ from coordinator.services.network.link_telemetry import Links
 from coordinator.services.network.nodes import Nodes
 from coordinator.services.payments.payees import MAX_PAYEES, affordable, payable, payees_of
 from coordinator.services.training import federating
-from coordinator.services.training.job_faults import too_many_at_once
+from coordinator.services.training.job_faults import FORGIVEN_S, MAX_FAULTS_PER_NODE, too_many_at_once
 from coordinator.services.training.moves import awaits_openings, movable
 from coordinator.services.training.plan_search import PlanSearch
 from coordinator.store.ports import Condition, col
@@ -36,8 +36,6 @@ from protocol.job.sharding import sharded_from
 from protocol.models.model import ModelShape, inspect_config
 from protocol.task import Layers
 
-MAX_FAULTS_PER_NODE = 2  # A machine that failed a job twice in a short time is likely to fail it again,
-FORGIVEN_S = 600.0  # but a stalled round blames whole replicas, so after a while it is asked again.
 MAX_REASONS = 3  # Why nodes have no seat, in the timeline; a large network has many that are simply not needed.
 WARY_RESTARTS = 3  # Of a round, in a row: from then on those come first whose work was verified before.
 SEEK_S = 1.0  # Between two looks for spares: each goes through all nodes that are here.

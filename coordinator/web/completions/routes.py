@@ -69,7 +69,7 @@ class CompletionRoutes:
         self._outputs = outputs
 
     def routes(self) -> list[Route]:
-        """Every route of these handlers."""
+        """Every route of these handlers; ``http._no_such`` tells who asks for another one, and names these."""
         made = "The models of the account's jobs, the newest first"
         talk = "The model's answer to messages; with stream true piece by piece (Server-Sent Events)"
         go_on = "The text that follows a prompt; with stream true piece by piece"

@@ -122,7 +122,29 @@ EVENT_ICONS: Final = {
     "settled": "check",
     "failed": "cross",
     "cancelled": "stop",
+    "budget": "coin",
+    "spent": "coin",
+    "promised": "coin",
+    "shared": "eye",
+    "evaluation": "eye",
+    "joined": "node",
+    "limit": "wait",
+    "unused": "wait",
+    "crowded": "wait",
+    "period": "plan",
+    "crossing": "plan",
+    "moved": "plan",
+    "stake": "alert",
+    "overflow": "alert",
+    "element": "alert",
+    "dispute": "shield",
+    "pausing": "pause",
+    "ending": "clock",
+    "stopping": "stop",
+    "resumed": "run",
+    "restored": "upload",
 }
+"""Of each kind of event, a picture of ``static/icons.svg``."""
 
 # Address, name, and the addresses that belong under it.
 NAVIGATION: Final = (
@@ -148,6 +170,18 @@ INCIDENT_WORDS: Final = {
     "ledger": "Ledger failed",
     "failed": "Jobs failed",
 }
+SERVING_FILTERS: Final = (
+    "answered",
+    "bits_words",
+    "drawn_again",
+    "hours",
+    "memory_words",
+    "nodes_sentence",
+    "seat_word",
+    "under_way",
+    "whose_hour",
+)
+"""Functions of ``deployments`` that templates have as filters."""
 
 
 def _shown(value: object) -> object:
@@ -207,18 +241,7 @@ def environment() -> jinja2.Environment:
         "seat_place",
     ):
         made.filters[name] = getattr(text, name)
-    words = (
-        "answered",
-        "bits_words",
-        "drawn_again",
-        "hours",
-        "memory_words",
-        "nodes_sentence",
-        "seat_word",
-        "under_way",
-        "whose_hour",
-    )
-    for name in words:
+    for name in SERVING_FILTERS:
         made.filters[name] = getattr(deployments, name)
     made.filters["nodes_words"] = deployments.nodes
     made.filters["dataset_format"] = WORDS.__getitem__

@@ -18,7 +18,7 @@ from desktop.agent.errors import SandboxError
 from desktop.agent.sandbox.base import MAX_LOG_BYTES, SOCKET_NAME, WORKER, Exit, SandboxLimits
 from protocol.node import SandboxKind
 
-assert sys.platform != "win32", "``start.make_sandbox`` refuses it there: Windows has no groups of processes to end"
+assert sys.platform != "win32", "``startup.make_sandbox`` refuses it there: Windows has no groups of processes to end"
 
 _ROOT = Path(__file__).resolve().parents[3]
 _LAUNCHER = """

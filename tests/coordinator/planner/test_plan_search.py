@@ -70,9 +70,8 @@ def test_a_plan_that_nobody_could_look_at_waits_for_another_auditor(searched: li
 
 def test_the_same_plan_is_looked_for_once_and_any_other_one_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     looked: list[int] = []
-    choosing = importlib.import_module(
-        "coordinator.domain.placement.choose"
-    )  # The package has a function of that name.
+    # The package has a function of that name.
+    choosing = importlib.import_module("coordinator.domain.placement.choose")
     search_all = choosing._search
 
     def counted(problem: Any, *more: Any) -> Any:

@@ -12,6 +12,7 @@ import pytest
 from openai import AsyncOpenAI
 
 from coordinator.errors import UnavailableError
+from coordinator.web.completions.routes import CompletionRoutes
 from protocol.codec import decode_json
 from protocol.rest.completions import ChatCompletionRequest, CompletionRequest
 from protocol.serving import AnsweredReport, GenerateCommand, Sampling, TextReport, ToolChoice
@@ -422,5 +423,10 @@ async def test_what_a_real_model_cannot_answer_has_openais_shape(answering: str,
 
 @pytest.mark.parametrize("stream", [True, False])
 async def test_what_no_model_here_can_do_is_told_in_words(stream: bool, house: House, client: AsyncOpenAI) -> None:
-    with pytest.raises(openai.NotFoundError, match="there is no POST /v1/responses: it is not among what is answered"):
+    told = "there is no POST /v1/responses: it is not among what is answered"
+    with pytest.raises(openai.NotFoundError, match=told) as refused:
         await client.responses.create(model="x", input="y", stream=stream)
+    nobody: Any = None
+    ways = [route.path for route in CompletionRoutes(nobody, nobody).routes() if route.method == "POST"]
+    assert len(ways) > 2
+    assert [way for way in ways if way not in str(refused.value)] == []
