@@ -90,25 +90,20 @@ async def build(
     key = NodeKey.load_or_generate(config.data / "coordinator.key")
     wallet = NodeKey.load_or_generate(config.data / "test-wallet.key")
     async with AsyncExitStack() as stack:
-        ledger = await stack.enter_async_context(await Ledger.connect(place_of(config)))
-        if ownership is not None and not ownership.ledger:  # Who stood by, or carries cells, has asked already.
-            ownership.ledger = await ledger.identity()
+        ledger = await _ledger_of(stack, config, ownership)
         has_wallet = config.test_wallet and await _fill(ledger, key.address, wallet.address)
         chain = LedgerChain(ledger, config.ledger_url, key.seed, wallet.seed, key.address)
-        cell = WHOLE if beside is None else beside.cell
-        store = await SqlStore.open(config.database, ownership, cell)
+        store = await SqlStore.open(config.database, ownership, cell := WHOLE if beside is None else beside.cell)
         stack.push_async_callback(store.close)
         clock = clock or SystemClock()
         between = None if beside is None else await _between(stack, beside, key, clock)
         folder = _folder(config, cell)
         artifacts = await stack.enter_async_context(store_of(config, clock, key.address, cell, folder))
-        room = Room(config.data)
         files = FileOwnership(store, clock, artifacts.total, config.retention.uploads)
-        uploads = UploadService(folder / "uploads", artifacts, clock, kept=files, room=room)
+        uploads = UploadService(folder / "uploads", artifacts, clock, kept=files, room=(room := Room(config.data)))
         tools = TrainerTools(artifacts, folder / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         engines = Engines(tools.served)
         stack.push_async_callback(engines.close)
-        test_wallet = wallet.address if has_wallet else None
         sponsor = LedgerSponsor(ledger, config.ledger_url, key.seed, key.address)
         parts = assemble(
             config,
@@ -118,7 +113,7 @@ async def build(
             tools,
             artifacts,
             key.address,
-            test_wallet,
+            wallet.address if has_wallet else None,
             judge=tools,
             forger=tools,
             generator=engines,
@@ -142,6 +137,14 @@ async def build(
             await restoring.catch_up(parts.context, chain, artifacts, key, ends)
         await parts.recover()
         yield app, parts
+
+
+async def _ledger_of(stack: AsyncExitStack, config: Config, ownership: Ownership | None) -> Ledger:
+    """The ledger, connected; an owner of a database says which it is."""
+    ledger = await stack.enter_async_context(await Ledger.connect(place_of(config)))
+    if ownership is not None and not ownership.ledger:  # Who stood by, or carries cells, has asked already.
+        ownership.ledger = await ledger.identity()
+    return ledger
 
 
 async def _between(stack: AsyncExitStack, beside: CellWork, key: NodeKey, clock: Clock) -> BetweenCells:
