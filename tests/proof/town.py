@@ -102,7 +102,8 @@ class Town:
             node.cut()
         self.clock.t += 60.0
         context = Context(self._config, self.clock, backup, os.urandom)
-        await CatchingUp(context, self._chain(), cast(ArtifactStore, FakeArtifacts())).run({})
+        work = CatchingUp(context, self._chain(), cast(ArtifactStore, FakeArtifacts()))
+        await work.run({}, await work.at_work())
         self.store, self.parts = backup, self._assemble(backup)
         await self.parts.recover()
 
