@@ -37,8 +37,10 @@ class Made:
         self._before = self._all()
 
     def count(self) -> int:
-        """Until now."""
-        return self._all() - self._before
+        """Until now, and no further."""
+        found = self._all() - self._before
+        self._events.close()
+        return found
 
     def _all(self) -> int:
         """Read on until a volume's event that is made for that."""
