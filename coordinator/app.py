@@ -93,14 +93,16 @@ async def build(
         ledger = await _ledger_of(stack, config, ownership)
         has_wallet = config.test_wallet and await _fill(ledger, key.address, wallet.address)
         chain = LedgerChain(ledger, config.ledger_url, key.seed, wallet.seed, key.address)
-        store = await SqlStore.open(config.database, ownership, cell := WHOLE if beside is None else beside.cell)
+        cell = WHOLE if beside is None else beside.cell
+        store = await SqlStore.open(config.database, ownership, cell)
         stack.push_async_callback(store.close)
         clock = clock or SystemClock()
         between = None if beside is None else await _between(stack, beside, key, clock)
         folder = _folder(config, cell)
         artifacts = await stack.enter_async_context(store_of(config, clock, key.address, cell, folder))
+        room = Room(config.data)
         files = FileOwnership(store, clock, artifacts.total, config.retention.uploads)
-        uploads = UploadService(folder / "uploads", artifacts, clock, kept=files, room=(room := Room(config.data)))
+        uploads = UploadService(folder / "uploads", artifacts, clock, kept=files, room=room)
         tools = TrainerTools(artifacts, folder / "scratch", config.prepare_seconds, config.prepare_memory_mb)
         engines = Engines(tools.served)
         stack.push_async_callback(engines.close)
@@ -133,10 +135,17 @@ async def build(
         show_metrics(app, parts.context.metrics, signs.look)
         if not config.open and cell.number == 0 and not await auth.accounts.any():
             LOG.warning("no account yet: make the operator's on the page /sign-up, with the code %s", auth.setup.make())
-        if restoring.is_restored(config.data):
-            await restoring.catch_up(parts.context, chain, artifacts, key, ends)
-        await parts.recover()
+        await _recover(parts, chain, artifacts, key, ends)
         yield app, parts
+
+
+async def _recover(
+    parts: CoordinatorParts, chain: LedgerChain, artifacts: ArtifactStore, key: NodeKey, ends: Sequence[asyncio.Event]
+) -> None:
+    """Go on from what is stored; after a restore, from what nodes and the ledger know."""
+    if restoring.is_restored(parts.context.config.data):
+        await restoring.catch_up(parts.context, chain, artifacts, key, ends)
+    await parts.recover()
 
 
 async def _ledger_of(stack: AsyncExitStack, config: Config, ownership: Ownership | None) -> Ledger:

@@ -61,7 +61,9 @@ T = TypeVar("T")
 MIGRATIONS = Path(__file__).parent / "migrations"
 BUSY_MS = 10_000  # Another process (a backup, say) may hold the file for as long before a write gives up.
 FEW = 16  # Values of one condition that have a place each; a statement for each number of more would fill the memory.
-MANY = 16  # Changes that are worth a statement that is said once with all values: it goes through SQLAlchemy.
+MANY = (
+    16  # Changes that are worth a statement that is said once with all values: with SQLite it goes through SQLAlchemy.
+)
 _MIGRATES, _MIGRATED = text("SELECT pg_advisory_lock(7073699)"), text("SELECT pg_advisory_unlock(7073699)")
 _HOLD = text("SELECT pg_advisory_xact_lock(7073698)")
 MAX_STEADY = 16 << 10  # Characters of a value that is kept decoded: a document may have a megabyte.

@@ -12,8 +12,7 @@ pipeline's pot and not the node's own share, since one that sends nothing of wor
 
 Beside it, where nodes have stakes: with probability ``p`` one step of a commitment is re-run, three times in four any of them
 (``sampling.LAST``). Whoever forges a fraction ``f`` of the steps gains ``f * share`` and is found with at least ``3/4 p f``; then
-it loses what is verified and not paid yet, and the part of its stake that a slash takes. Forging does not pay, whatever ``f``,
-once
+it loses what is verified and not paid yet, and what a slash takes of its stake. Forging does not pay, whatever ``f``, once
 
     p  >=  4/3 * share / (unpaid + slashable)
 

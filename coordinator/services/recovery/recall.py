@@ -65,6 +65,7 @@ class Recall:
         """Take ``known`` as where each job stands in the backup (epoch, rounds); only what is newer is asked for."""
         self._context, self._nodes, self._seal, self._known = context, nodes, seal, known
         self._keepers: dict[str, _Keeper] = {}
+        self._named = 0
         self._asked: dict[RecordsEntry, float] = {}  # When somebody was asked for it last, who has not answered yet.
         self._had: set[RecordsEntry] = set()
         self.found: dict[str, list[JobRecords]] = defaultdict(list)
@@ -122,8 +123,11 @@ class Recall:
 
     def _name(self, keeper: _Keeper, entries: Sequence[RecordsEntry]) -> None:
         keeper.named = {entry for entry in entries if entry.stands > self._known.get(entry.job, (-1, 0))}
-        while sum(len(one.named or ()) for one in self._keepers.values()) > MAX_NAMED:
-            max(self._keepers.values(), key=lambda one: len(one.named or ())).named = set()
+        self._named += len(keeper.named)
+        while self._named > MAX_NAMED:  # At the most: who has left, or has returned some of it, is still counted.
+            self._named = sum(len(one.named or ()) for one in self._keepers.values())
+            if self._named > MAX_NAMED:
+                max(self._keepers.values(), key=lambda one: len(one.named or ())).named = set()
 
     def _ask(self, session: NodeSession) -> None:
         """The next entry, if a node has nothing to answer, and others would not bring it as well."""

@@ -67,6 +67,20 @@ class Town:
     def found(self) -> list[Any]:
         return [entry for entries in self.recall.found.values() for entry in entries]
 
+    def has_all(self) -> None:
+        """Each entry came once, and nobody is waited for."""
+        assert sorted(self.found(), key=ENTRIES.index) == list(ENTRIES)
+        assert not self.recall.waits
+
+
+async def both(data: bytes | None = TRUE) -> tuple[Town, Keeper, Keeper]:
+    """Two who keep the same; what the first one returns."""
+    town = Town()
+    first, other = Keeper(town, "a", data), Keeper(town, "b")
+    await first.come(*ENTRIES)
+    await other.come(*ENTRIES)
+    return town, first, other
+
 
 async def test_the_newest_of_each_job_comes_first_and_nothing_that_the_backup_has() -> None:
     town = Town()
@@ -87,31 +101,23 @@ async def test_the_newest_of_each_job_comes_first_and_nothing_that_the_backup_ha
 
 @pytest.mark.parametrize("data", [b"", b"something else", None])
 async def test_who_goes_lies_or_is_silent_keeps_nothing_from_coming(data: bytes | None) -> None:
-    town = Town()
-    first, other = Keeper(town, "a", data), Keeper(town, "b")
-    await first.come(*ENTRIES)
-    await other.come(*ENTRIES)
+    town, first, other = await both(data)
     await first.answer()
     await other.answer()
     await town.clock.advance(ANSWER_S)
     town.recall.look()
     await other.answer()
-    assert sorted(town.found(), key=ENTRIES.index) == list(ENTRIES)
-    assert not town.recall.waits
+    town.has_all()
 
 
 async def test_who_goes_before_it_has_returned_anything_leaves_all_of_it_to_others_at_once() -> None:
-    town = Town()
-    first, other = Keeper(town, "a"), Keeper(town, "b")
-    await first.come(*ENTRIES)
-    await other.come(*ENTRIES)
+    town, first, other = await both()
     first.go()
     assert town.recall.waits
     await other.answer()
     town.recall.look()
     await other.answer()
-    assert sorted(town.found(), key=ENTRIES.index) == list(ENTRIES)
-    assert not town.recall.waits
+    town.has_all()
 
 
 async def test_who_comes_back_is_asked_again_whenever_its_old_connection_ends() -> None:
